@@ -1,0 +1,132 @@
+"""What an engine was asked to be: frozen, validated, the same for every entry, and sent to the engine core.
+
+`EngineArgs.create_engine_config()` makes an `EngineConfig` from what a user wrote, without touching disk or
+network. `trioserve.model_sources` then finds the model and returns a `ResolvedModel`. The two together are
+all that an engine core needs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+__all__ = [
+    "CacheConfig",
+    "DType",
+    "EngineConfig",
+    "GenerationDefaults",
+    "LogConfig",
+    "ModelConfig",
+    "ResolvedModel",
+    "SchedulerConfig",
+]
+
+DType = Literal["bfloat16", "float32"]
+
+
+@attrs.frozen(kw_only=True)
+class GenerationDefaults:
+    """Sampling defaults that a model brings (generation_config.json) or a user sets; None: not given."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+    def overridden_by(self, other: GenerationDefaults) -> GenerationDefaults:
+        given = {name: value for name, value in attrs.asdict(other).items() if value is not None}
+        return attrs.evolve(self, **given)
+
+
+@attrs.frozen(kw_only=True)
+class LogConfig:
+    """What is logged, and how much of it."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    requests: bool = False
+    """One line per request: its id, prompt length and parameters (never the prompt's text)."""
+    stats_interval: float = 10.0
+    """Seconds between two lines of throughput; 0 switches them off."""
+    access: bool = True
+    """One line per HTTP request."""
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfig:
+    """Which model, and how it is to be run."""
+
+    model: str
+    """A directory, a .gguf file, the name of a packaged model, or a hub id."""
+    tokenizer: str | None
+    """Where the tokenizer comes from, if not from the model."""
+    revision: str | None
+    hf_token: str | None = attrs.field(repr=False)
+    served_model_names: tuple[str, ...]
+    """At least one; the first is the one that answers carry."""
+    dtype: Literal["auto", "bfloat16", "float32"]
+    max_model_len: int | None
+    """Prompt and output together, in tokens; None: what the model was made for."""
+    seed: int
+    generation: GenerationDefaults
+    """What the user overrides."""
+
+
+@attrs.frozen(kw_only=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    block_size: int
+    """Tokens per block."""
+    memory_bytes: int | None
+    """None: from the memory that is free when the engine starts."""
+    enable_prefix_caching: bool
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerConfig:
+    """The limits of one step."""
+
+    max_num_seqs: int
+    """Sequences running at a time."""
+    max_num_batched_tokens: int
+    """Tokens (prompt and decode together) computed per step."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineConfig:
+    """Everything `EngineArgs` decides, in its final form."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    threads: int
+    """Compute threads of the engine core."""
+    engine: Literal["process", "inproc"]
+    """Where the engine core runs: in a child process, or in the caller's."""
+    startup_timeout: float
+    """Seconds the engine core has, from its start until it is ready."""
+    log: LogConfig
+
+
+@attrs.frozen(kw_only=True)
+class ResolvedModel:
+    """A model that lies on this machine in Hugging Face layout and can be served."""
+
+    directory: str
+    """Holds config.json and *.safetensors."""
+    tokenizer_directory: str
+    """Holds tokenizer.json and, where there are some, tokenizer_config.json and chat_template.jinja."""
+    architecture: str
+    """As in config.json's `architectures`, e.g. LlamaForCausalLM."""
+    dtype: DType
+    vocab_size: int
+    context_length: int
+    """What the model was made for, in tokens."""
+    max_model_len: int
+    """What it is served with: at most `context_length`."""
+    eos_token_ids: tuple[int, ...]
+    generation: GenerationDefaults
+    """The model's own, overridden by the user's."""

@@ -1,0 +1,73 @@
+"""Every error trioserve raises on purpose, sorted by whose fault it is.
+
+    TrioserveError
+    ├─ InvalidRequestError   the request is wrong; sending it again changes nothing   (HTTP 4xx)
+    ├─ InvalidConfigError    an argument, flag or config file is wrong
+    ├─ ModelSourceError      the model could not be found, fetched or verified
+    ├─ ModelNotSupportedError  the model was found, and cannot be served
+    ├─ EngineStartError      the engine core did not come up
+    ├─ EngineDeadError       the engine core is gone; none of its requests can succeed (HTTP 500)
+    ├─ EngineGenerateError   this one request failed inside the engine                 (HTTP 500)
+    └─ ClosedError           the LLM was used after it was closed
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "EngineDeadError",
+    "EngineGenerateError",
+    "EngineStartError",
+    "InvalidConfigError",
+    "InvalidRequestError",
+    "ModelNotSupportedError",
+    "ModelSourceError",
+    "TrioserveError",
+]
+
+
+class TrioserveError(Exception):
+    """Base of all the errors below."""
+
+
+class InvalidRequestError(TrioserveError, ValueError):
+    """The request cannot be served as it is: the message names the field, the value and what is allowed.
+
+    Only this class (never a bare ValueError) becomes a client error over HTTP.
+    """
+
+    def __init__(self, message: str, *, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class InvalidConfigError(TrioserveError, ValueError):
+    """A configuration value is wrong: the message names the field, the value and what is allowed."""
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class ModelSourceError(TrioserveError):
+    """The model could not be found, fetched or verified; the message says what was tried."""
+
+
+class ModelNotSupportedError(TrioserveError, ValueError):
+    """The model was found and cannot be served; the message says what it is and what is supported."""
+
+
+class EngineStartError(TrioserveError, RuntimeError):
+    """The engine core did not become ready; the message carries the root cause from its side."""
+
+
+class EngineDeadError(TrioserveError, RuntimeError):
+    """The engine core ended while it was needed. No request on it can succeed any more."""
+
+
+class EngineGenerateError(TrioserveError, RuntimeError):
+    """One request failed inside the engine core; the engine and the other requests go on."""
+
+
+class ClosedError(TrioserveError, RuntimeError):
+    """The object was closed (or not yet opened) when it was used."""

@@ -1,0 +1,198 @@
+"""The messages between a client and an engine core.
+
+A message on the wire is one frame (`trioserve.link.framing`): a byte that says which class, then msgpack of
+that attrs class. What is sent once per step is columnar: packed arrays in native byte order, one entry per
+request, because 256 small objects cost fifty times more than four arrays.
+
+    client                               engine core
+      Hello  ──────────────────────────▶
+             ◀──────────────────────────  Ready | Fatal
+      Add, Abort, Utility  ────────────▶
+             ◀──────────────────────────  StepOutputs, UtilityResult
+             ◀──────────────────────────  Fatal, then end of file
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import msgspec
+
+from trioserve.config import EngineConfig, ResolvedModel
+from trioserve.errors import TrioserveError
+from trioserve.sampling_params import SamplingParams
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Abort",
+    "Add",
+    "Fatal",
+    "Hello",
+    "LogprobColumns",
+    "Message",
+    "MessageError",
+    "Ready",
+    "SchedulerStats",
+    "StepOutputs",
+    "Utility",
+    "UtilityResult",
+    "decode_message",
+    "encode_message",
+]
+
+PROTOCOL_VERSION = 1
+
+
+class MessageError(TrioserveError):
+    """A frame is no message of this protocol: the other side is broken, or another version."""
+
+
+@attrs.frozen(kw_only=True)
+class Hello:
+    """The client's first message: what the core is to be."""
+
+    protocol: int
+    version: str
+    config: EngineConfig
+    model: ResolvedModel
+
+
+@attrs.frozen(kw_only=True)
+class Ready:
+    """The core's answer to `Hello`: the model is loaded and the cache allocated."""
+
+    protocol: int
+    version: str
+    config_hash: str
+    """Of the configuration as the core understood it; the client compares."""
+    num_blocks: int
+    block_size: int
+    kv_cache_bytes: int
+    load_seconds: float
+
+
+@attrs.frozen(kw_only=True)
+class Fatal:
+    """The core cannot go on: its last message."""
+
+    message: str
+    traceback: str
+
+
+@attrs.frozen(kw_only=True)
+class Add:
+    """Start a sequence. `params.n` is 1 and `params.max_tokens` is set: the frontend has seen to both."""
+
+    request_id: int
+    """Chosen by the client, never used twice on a connection."""
+    prompt_token_ids: bytes
+    """int32."""
+    params: SamplingParams
+    seed: int
+    streams: bool
+    """False: nothing is sent before the end."""
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+@attrs.frozen
+class Abort:
+    """Stop these sequences and free their blocks before the next step; unknown ids are fine."""
+
+    request_ids: list[int]
+
+
+@attrs.frozen(kw_only=True)
+class Utility:
+    """Call a method of the core by name, e.g. reset_prefix_cache."""
+
+    call_id: int
+    method: str
+    args: list[Any]
+
+
+@attrs.frozen(kw_only=True)
+class UtilityResult:
+    call_id: int
+    result: Any = None
+    error: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SchedulerStats:
+    """The core's state after a step; the counters are what was added since the message before."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    """0 to 1; blocks that only the prefix cache holds are free."""
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    """Prompt tokens looked up."""
+    prefix_cache_hits: int = 0
+    """Prompt tokens found."""
+    num_prompt_tokens: int = 0
+    """Prompt tokens computed."""
+
+
+@attrs.frozen(kw_only=True)
+class LogprobColumns:
+    """Of all tokens of a step, in the order of `StepOutputs.token_ids`."""
+
+    widths: bytes
+    """int32 per token: how many entries it has below, 0 where none were asked for."""
+    token_ids: bytes
+    """int32."""
+    logprobs: bytes
+    """float32."""
+    ranks: bytes
+    """int32."""
+
+
+@attrs.frozen(kw_only=True)
+class StepOutputs:
+    """What one step gave, one entry per request that has something to report; may be empty (stats only)."""
+
+    request_ids: bytes
+    """int64."""
+    num_tokens: bytes
+    """int32 per request: how many of `token_ids` are its own."""
+    token_ids: bytes
+    """int32, all requests' tokens in order."""
+    finish_reasons: bytes
+    """uint8 per request: `FinishReason`, 0 while it runs."""
+    stop_token_ids: bytes
+    """int32 per request: the stop token that ended it, -1 where none did (EOS is none)."""
+    num_cached_tokens: bytes
+    """int32 per request: prompt tokens found in the prefix cache."""
+    logprobs: LogprobColumns | None
+    stats: SchedulerStats
+
+
+Message = Hello | Ready | Fatal | Add | Abort | Utility | UtilityResult | StepOutputs
+
+# The position is the type byte: append only.
+_CLASSES: tuple[type[Message], ...] = (Hello, Ready, Fatal, Add, Abort, Utility, UtilityResult, StepOutputs)
+_CODES = {kind: bytes([code]) for code, kind in enumerate(_CLASSES)}
+_encoder = msgspec.msgpack.Encoder()
+_decoders = tuple(msgspec.msgpack.Decoder(kind) for kind in _CLASSES)
+
+
+def encode_message(message: Message) -> bytes:
+    """The body of a frame."""
+    return _CODES[type(message)] + _encoder.encode(message)
+
+
+def decode_message(frame: bytes) -> Message:
+    """The message of a frame's body.
+
+    Raises:
+      MessageError: it is none.
+    """
+    if not frame or frame[0] >= len(_decoders):
+        raise MessageError(f"unknown message type {frame[:1]!r}")
+    try:
+        return _decoders[frame[0]].decode(memoryview(frame)[1:])
+    except (msgspec.MsgspecError, TrioserveError) as error:
+        raise MessageError(f"{_CLASSES[frame[0]].__name__}: {error}") from error
