@@ -1,0 +1,41 @@
+"""Serve language models with structured concurrency.
+
+What lies deeper may import what lies further down, never up (import-linter holds this, in pyproject.toml):
+
+    cli | server | llm, llm_engine, portal
+    async_llm
+    frontend | model_sources
+    link
+    core
+    worker
+    models
+    trioserve_kernels
+    args, config, sampling_params, outputs, errors, observability, ...
+
+Nothing but worker, models and kernels imports torch, so a process that only serves HTTP never does.
+"""
+
+from __future__ import annotations
+
+from trioserve.args import EngineArgs as EngineArgs
+from trioserve.args import ServerArgs as ServerArgs
+from trioserve.async_llm import AsyncLLM as AsyncLLM
+from trioserve.async_llm import RequestStream as RequestStream
+from trioserve.errors import ClosedError as ClosedError
+from trioserve.errors import EngineDeadError as EngineDeadError
+from trioserve.errors import EngineGenerateError as EngineGenerateError
+from trioserve.errors import EngineStartError as EngineStartError
+from trioserve.errors import InvalidConfigError as InvalidConfigError
+from trioserve.errors import InvalidRequestError as InvalidRequestError
+from trioserve.errors import ModelNotSupportedError as ModelNotSupportedError
+from trioserve.errors import ModelSourceError as ModelSourceError
+from trioserve.errors import TrioserveError as TrioserveError
+from trioserve.frontend.prompts import TextPrompt as TextPrompt
+from trioserve.frontend.prompts import TokensPrompt as TokensPrompt
+from trioserve.outputs import CompletionOutput as CompletionOutput
+from trioserve.outputs import FinishReason as FinishReason
+from trioserve.outputs import Logprob as Logprob
+from trioserve.outputs import RequestOutput as RequestOutput
+from trioserve.sampling_params import RequestOutputKind as RequestOutputKind
+from trioserve.sampling_params import SamplingParams as SamplingParams
+from trioserve.version import __version__ as __version__

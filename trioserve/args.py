@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -26,6 +25,9 @@ from trioserve.config import (
 from trioserve.errors import InvalidConfigError
 from trioserve.quantities import parse_quantity
 from trioserve.structuring import find_problems, make_converter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 __all__ = ["DEFAULT_MODEL", "RETIRED", "EngineArgs", "ServerArgs", "drop_retired"]
 
@@ -117,11 +119,10 @@ def _text(field: str, *, optional: bool = False) -> Callable[[Any], str | None]:
     def convert(value: Any) -> str | None:
         if value is None and optional:
             return None
-        if isinstance(value, os.PathLike):
-            return os.fspath(value)
-        if not isinstance(value, str) or not value:
+        text = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if not isinstance(text, str) or not text:
             raise _fail(field, value, "a non-empty string")
-        return value
+        return text
 
     return convert
 
@@ -200,10 +201,10 @@ class EngineArgs:
     revision: str | None = _arg(
         "branch, tag or commit of a hub model", _text("revision", optional=True), default=None
     )
-    hf_token: str | None = attrs.field(
+    hf_token: str | None = _arg(
+        "token for gated hub models [the one of `hf auth login`]",
+        _text("hf_token", optional=True),
         default=None,
-        converter=_text("hf_token", optional=True),
-        metadata={"help": "token for gated hub models [the one of `hf auth login`]"},
         repr=False,
     )
     dtype: str = _arg("auto, bfloat16 or float32", _dtype, default="auto")
@@ -225,9 +226,7 @@ class EngineArgs:
     enable_prefix_caching: bool = _arg(
         "share the KV blocks of equal prompt prefixes", _flag("enable_prefix_caching"), default=True
     )
-    max_num_seqs: int = _arg(
-        "sequences running at a time", _quantity("max_num_seqs", least=1), default=128
-    )
+    max_num_seqs: int = _arg("sequences running at a time", _quantity("max_num_seqs", least=1), default=128)
     max_num_batched_tokens: int = _arg(
         "tokens computed per step", _quantity("max_num_batched_tokens", least=1), default=512
     )
@@ -244,7 +243,9 @@ class EngineArgs:
     startup_timeout: float = _arg(
         "seconds until the engine core must be ready", _seconds("startup_timeout"), default=600.0
     )
-    log: LogConfig = _arg("what is logged: JSON or by --log.KEY", _nested("log", LogConfig), factory=LogConfig)
+    log: LogConfig = _arg(
+        "what is logged: JSON or by --log.KEY", _nested("log", LogConfig), factory=LogConfig
+    )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> EngineArgs:
@@ -310,14 +311,16 @@ class ServerArgs:
     uds: str | None = _arg(
         "Unix socket to listen on, instead of host and port", _text("uds", optional=True), default=None
     )
-    api_key: tuple[str, ...] = attrs.field(
+    api_key: tuple[str, ...] = _arg(
+        "key(s) that clients must send as a bearer token [$TRIOSERVE_API_KEY]",
+        _texts("api_key"),
         default=(),
-        converter=_texts("api_key"),
-        metadata={"help": "key(s) that clients must send as a bearer token [$TRIOSERVE_API_KEY]"},
         repr=False,
     )
     shutdown_timeout: float = _arg(
-        "seconds that running requests have to finish after SIGTERM", _seconds("shutdown_timeout"), default=30.0
+        "seconds that running requests have to finish after SIGTERM",
+        _seconds("shutdown_timeout"),
+        default=30.0,
     )
     keep_alive_timeout: float = _arg(
         "seconds an idle connection stays open", _seconds("keep_alive_timeout"), default=5.0

@@ -1,14 +1,14 @@
 """Every error trioserve raises on purpose, sorted by whose fault it is.
 
-    TrioserveError
-    ├─ InvalidRequestError   the request is wrong; sending it again changes nothing   (HTTP 4xx)
-    ├─ InvalidConfigError    an argument, flag or config file is wrong
-    ├─ ModelSourceError      the model could not be found, fetched or verified
-    ├─ ModelNotSupportedError  the model was found, and cannot be served
-    ├─ EngineStartError      the engine core did not come up
-    ├─ EngineDeadError       the engine core is gone; none of its requests can succeed (HTTP 500)
-    ├─ EngineGenerateError   this one request failed inside the engine                 (HTTP 500)
-    └─ ClosedError           the LLM was used after it was closed
+TrioserveError
+├─ InvalidRequestError   the request is wrong; sending it again changes nothing   (HTTP 4xx)
+├─ InvalidConfigError    an argument, flag or config file is wrong
+├─ ModelSourceError      the model could not be found, fetched or verified
+├─ ModelNotSupportedError  the model was found, and cannot be served
+├─ EngineStartError      the engine core did not come up
+├─ EngineDeadError       the engine core is gone; none of its requests can succeed (HTTP 500)
+├─ EngineGenerateError   this one request failed inside the engine                 (HTTP 500)
+└─ ClosedError           the LLM was used after it was closed
 """
 
 from __future__ import annotations

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from trioserve.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 __all__ = ["GREEDY_BELOW", "MAX_LOGPROBS", "RequestOutputKind", "SamplingParams"]
 
@@ -153,7 +155,7 @@ class SamplingParams:
     max_tokens: int | None = attrs.field(
         default=16, validator=_optional(_integer("an integer >= 1, or null", lambda v: v >= 1))
     )
-    """None: as many as the context window holds."""
+    """None: the model's own limit, or as many as the context window holds."""
     min_tokens: int = attrs.field(default=0, validator=_integer("an integer >= 0", lambda v: v >= 0))
     """No EOS, stop token or stop string before this many tokens."""
     logprobs: int | None = attrs.field(

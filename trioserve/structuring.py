@@ -18,6 +18,7 @@ from cattrs.gen import make_dict_structure_fn
 __all__ = ["FieldProblem", "find_problems", "make_converter"]
 
 T = TypeVar("T")
+_Hook = Callable[[Any, Any], Any]
 
 _NAMES: dict[Any, str] = {
     str: "a string",
@@ -27,6 +28,13 @@ _NAMES: dict[Any, str] = {
     type(None): "null",
 }
 _SCALARS = (str, int, float, bool)
+_JSON_SHAPES: dict[Any, type | tuple[type, ...]] = {
+    type(None): type(None),
+    str: str,
+    bool: bool,
+    int: int,
+    float: (int, float),
+}
 
 
 @attrs.frozen
@@ -40,7 +48,7 @@ class FieldProblem:
     """What was raised for it: an `InvalidRequestError` keeps its own wording."""
 
 
-class _WrongType(ValueError):
+class _WrongTypeError(ValueError):
     pass
 
 
@@ -55,9 +63,11 @@ def _name_of(kind: Any) -> str:
     return "an object"
 
 
-def _wrong(kind: Any, value: object) -> _WrongType:
+def _wrong(kind: Any, value: object) -> _WrongTypeError:
     shown = repr(value)
-    return _WrongType(f"must be {_name_of(kind)}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+    return _WrongTypeError(
+        f"must be {_name_of(kind)}, got {shown if len(shown) <= 80 else shown[:77] + '...'}"
+    )
 
 
 def _structure_scalar(value: object, kind: type[T]) -> T:
@@ -84,26 +94,33 @@ def _is_union(kind: Any) -> bool:
     return get_origin(kind) in {Union, types.UnionType}
 
 
+def _is_literal(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is Literal
+
+
+def _is_list(kind: Any) -> bool:
+    origin: Any = get_origin(kind)
+    return origin is list
+
+
 def _is_uniform_tuple(kind: Any) -> bool:
-    return get_origin(kind) is tuple and get_args(kind)[1:] == (...,)
+    origin: Any = get_origin(kind)
+    return origin is tuple and get_args(kind)[1:] == (...,)
 
 
 def _matches_shape(value: object, kind: Any) -> bool:
     """Could `kind` be meant by a value of this JSON shape? Decides a union without guessing by errors."""
     origin = get_origin(kind) or kind
-    if kind is type(None):
-        return value is None
     if origin is Literal:
         return value in get_args(kind)
-    if origin is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if origin is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if origin in {str, bool, dict}:
-        return isinstance(value, origin)
     if origin in {list, tuple}:
         return isinstance(value, list | tuple) and _matches_first(value, get_args(kind))
-    return isinstance(value, dict)
+    if origin in {int, float} and isinstance(value, bool):
+        return False
+    if origin is int and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _JSON_SHAPES.get(origin, dict))
 
 
 def _matches_first(value: Any, arguments: tuple[Any, ...]) -> bool:
@@ -116,14 +133,14 @@ def _matches_first(value: Any, arguments: tuple[Any, ...]) -> bool:
     return _matches_shape(value[0], item)
 
 
-def _union_hook(converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+def _union_hook(converter: cattrs.Converter) -> _Hook:
     def structure(value: object, kind: Any) -> Any:
         for member in get_args(kind):
             if _matches_shape(value, member):
                 return None if member is type(None) else converter.structure(value, member)
         expected = " or ".join(_name_of(member) for member in get_args(kind) if member is not type(None))
         shown = repr(value)
-        raise _WrongType(f"must be {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
+        raise _WrongTypeError(f"must be {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")
 
     return structure
 
@@ -133,10 +150,10 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=True)
     for kind in _SCALARS:
         converter.register_structure_hook(kind, _structure_scalar)
-    converter.register_structure_hook_func(lambda kind: get_origin(kind) is Literal, _structure_literal)
+    converter.register_structure_hook_func(_is_literal, _structure_literal)
     converter.register_structure_hook_func(_is_union, _union_hook(converter))
 
-    def attrs_hook(kind: type[Any]) -> Callable[[Any, Any], Any]:
+    def attrs_hook(kind: type[Any]) -> _Hook:
         structure = make_dict_structure_fn(
             kind, converter, _cattrs_forbid_extra_keys=forbid_extra_keys, _cattrs_detailed_validation=True
         )
@@ -148,7 +165,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
         return structure_object
 
-    def list_hook(kind: Any) -> Callable[[Any, Any], Any]:
+    def list_hook(kind: Any) -> _Hook:
         structure = list_structure_factory(kind, converter)
 
         def structure_list(value: object, target: Any) -> Any:
@@ -158,11 +175,11 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
         return structure_list
 
-    def tuple_hook(kind: Any) -> Callable[[Any, Any], Any]:
-        items = list_hook(list[get_args(kind)[0]])  # type: ignore[misc]
+    def tuple_hook(kind: Any) -> _Hook:
+        items = list_hook(types.GenericAlias(list, get_args(kind)[0]))
         return lambda value, _: tuple(items(value, kind))
 
-    converter.register_structure_hook_factory(lambda kind: get_origin(kind) is list, list_hook)
+    converter.register_structure_hook_factory(_is_list, list_hook)
     converter.register_structure_hook_factory(_is_uniform_tuple, tuple_hook)
     converter.register_structure_hook_factory(attrs.has, attrs_hook)
     return converter
@@ -194,6 +211,9 @@ def _step(error: Exception, nested: bool) -> str:
 def _leaf(error: Exception, path: str) -> FieldProblem:
     if isinstance(error, KeyError):
         missing = str(error.args[0])
-        return FieldProblem(f"{path}.{missing}" if path and not path.endswith(missing) else path or missing,
-                            "is required", error)
+        return FieldProblem(
+            f"{path}.{missing}" if path and not path.endswith(missing) else path or missing,
+            "is required",
+            error,
+        )
     return FieldProblem(path, str(error), error)

@@ -20,6 +20,7 @@ import attrs
 import msgspec
 
 from trioserve.config import EngineConfig, ResolvedModel
+from trioserve.core.stats import CoreStats
 from trioserve.errors import TrioserveError
 from trioserve.sampling_params import SamplingParams
 
@@ -33,7 +34,6 @@ __all__ = [
     "Message",
     "MessageError",
     "Ready",
-    "SchedulerStats",
     "StepOutputs",
     "Utility",
     "UtilityResult",
@@ -120,23 +120,6 @@ class UtilityResult:
 
 
 @attrs.frozen(kw_only=True)
-class SchedulerStats:
-    """The core's state after a step; the counters are what was added since the message before."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    kv_cache_usage: float = 0.0
-    """0 to 1; blocks that only the prefix cache holds are free."""
-    num_preemptions: int = 0
-    prefix_cache_queries: int = 0
-    """Prompt tokens looked up."""
-    prefix_cache_hits: int = 0
-    """Prompt tokens found."""
-    num_prompt_tokens: int = 0
-    """Prompt tokens computed."""
-
-
-@attrs.frozen(kw_only=True)
 class LogprobColumns:
     """Of all tokens of a step, in the order of `StepOutputs.token_ids`."""
 
@@ -167,7 +150,7 @@ class StepOutputs:
     num_cached_tokens: bytes
     """int32 per request: prompt tokens found in the prefix cache."""
     logprobs: LogprobColumns | None
-    stats: SchedulerStats
+    stats: CoreStats
 
 
 Message = Hello | Ready | Fatal | Add | Abort | Utility | UtilityResult | StepOutputs

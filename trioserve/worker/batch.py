@@ -8,12 +8,12 @@ import attrs
 
 from trioserve.sampling_params import SamplingParams
 
-__all__ = ["ScheduledSequence", "SampledToken", "StepBatch"]
+__all__ = ["SampledToken", "ScheduledSequence", "StepBatch"]
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.define(kw_only=True, eq=False)  # not frozen: one is made per sequence and step, at half the cost
 class ScheduledSequence:
-    """One sequence's share of a step.
+    """One sequence's share of a step; not to be changed once made.
 
     Positions, as half-open intervals:
 

@@ -1,0 +1,74 @@
+"""Every test is checked for what it leaves behind: threads, child processes, file descriptors."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@attrs.frozen
+class Belongings:
+    """What a process holds."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+    fds: frozenset[tuple[str, str]]
+
+    @classmethod
+    def now(cls) -> Belongings:
+        return cls(
+            # trio keeps idle worker threads for ten seconds; they are its own, and hold nothing of ours.
+            frozenset(t for t in threading.enumerate() if not t.name.startswith("Trio thread")),
+            frozenset(_children()),
+            frozenset(_open_files()),
+        )
+
+    def leaked_since(self, before: Belongings) -> dict[str, object]:
+        found = {
+            "threads": self.threads - before.threads,
+            "children": self.children - before.children,
+            "fds": self.fds - before.fds,
+        }
+        return {what: which for what, which in found.items() if which}
+
+
+def _children() -> Iterator[int]:
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            yield from map(int, (task / "children").read_text().split())
+        except FileNotFoundError:
+            continue  # the thread ended meanwhile
+
+
+def _open_files() -> Iterator[tuple[str, str]]:
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except FileNotFoundError:
+            continue
+        if target.startswith(("socket:", "pipe:", "anon_inode:[eventpoll]", "anon_inode:[pidfd]")):
+            yield entry.name, target
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    before = Belongings.now()
+    yield
+    leaked = Belongings.now().leaked_since(before)
+    for _ in range(20):  # an exiting thread or a collected cycle needs a moment
+        if not leaked:
+            return
+        gc.collect()
+        time.sleep(0.01)
+        leaked = Belongings.now().leaked_since(before)
+    assert not leaked, f"left behind: {leaked}"

@@ -1,0 +1,157 @@
+"""An engine core that does what a test tells it, in place of the real one under AsyncLLM."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+
+import trioserve.async_llm
+from byte_tokenizer import EOS, VOCAB_SIZE, save_byte_tokenizer
+from trioserve.args import EngineArgs
+from trioserve.async_llm import AsyncLLM
+from trioserve.config import GenerationDefaults, ResolvedModel
+from trioserve.core.engine import StepResult
+from trioserve.core.stats import CoreStats
+from trioserve.errors import EngineDeadError
+from trioserve.link.columns import pack_step
+from trioserve.link.messages import Add, Ready, StepOutputs
+from trioserve.outputs import FinishReason
+from trioserve.version import __version__
+from trioserve.worker.batch import SampledToken
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+    from pathlib import Path
+
+    import pytest
+
+STATS = CoreStats(
+    num_running=0,
+    num_waiting=0,
+    kv_cache_usage=0.0,
+    num_preemptions=0,
+    prefix_cache_queries=0,
+    prefix_cache_hits=0,
+    num_prompt_tokens=0,
+)
+
+
+class FakeEngineClient:
+    """The interface of EngineCoreClient, with both ends in the test's hands."""
+
+    ready = Ready(
+        protocol=1,
+        version=__version__,
+        config_hash="",
+        num_blocks=8,
+        block_size=16,
+        kv_cache_bytes=1,
+        load_seconds=0.0,
+    )
+
+    def __init__(self) -> None:
+        self.added: list[Add] = []
+        self.aborted: list[int] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self._dead: EngineDeadError | None = None
+        self._send, self._receive = trio.open_memory_channel[StepOutputs | EngineDeadError](math.inf)
+
+    def add(self, request: Add) -> None:
+        self._check_alive()
+        self.added.append(request)
+
+    def abort(self, request_ids: list[int]) -> None:
+        self.aborted += request_ids
+
+    async def call(self, method: str, *args: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        self._check_alive()
+        self.calls.append((method, *args))
+        return True
+
+    async def receive(self) -> StepOutputs:
+        item = await self._receive.receive()
+        if isinstance(item, EngineDeadError):
+            self._dead = item
+            raise item
+        return item
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise self._dead
+
+    # For the test
+
+    def die(self, reason: str = "killed by the test") -> None:
+        self._send.send_nowait(EngineDeadError(reason))
+
+    def emit(
+        self,
+        request: Add,
+        text: str | bytes | Sequence[int | SampledToken] = (),
+        finish: FinishReason | None = None,
+        *,
+        stop_token_id: int | None = None,
+    ) -> None:
+        """One step, in which only this request got something."""
+        self.emit_step([(request, text, finish, stop_token_id)])
+
+    def emit_step(self, updates: Sequence[tuple[Add, Any, FinishReason | None, int | None]]) -> None:
+        sampled = [_to_tokens(text) for _, text, _, _ in updates]
+        result = StepResult(
+            request_ids=[add.request_id for add, _, _, _ in updates],
+            token_ids=[[token.token_id for token in tokens] for tokens in sampled],
+            sampled=sampled,
+            finish_reasons=[finish for _, _, finish, _ in updates],
+            stop_token_ids=[stop for _, _, _, stop in updates],
+            num_cached_tokens=[0 for _ in updates],
+        )
+        self._send.send_nowait(pack_step(result, STATS))
+
+
+def _to_tokens(text: str | bytes | Sequence[int | SampledToken]) -> list[SampledToken]:
+    items = text.encode() if isinstance(text, str) else text
+    return [item if isinstance(item, SampledToken) else SampledToken(item) for item in items]
+
+
+@attrs.frozen
+class FakeEngine:
+    llm: AsyncLLM
+    client: FakeEngineClient
+
+
+@asynccontextmanager
+async def open_fake_llm(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, **engine_args: Any
+) -> AsyncIterator[FakeEngine]:
+    """A real AsyncLLM over a fake engine core and a tokenizer of bytes."""
+    save_byte_tokenizer(directory)
+    client = FakeEngineClient()
+    model = ResolvedModel(
+        directory=str(directory),
+        tokenizer_directory=str(directory),
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        vocab_size=VOCAB_SIZE,
+        context_length=128,
+        max_model_len=128,
+        eos_token_ids=(EOS,),
+        generation=GenerationDefaults(),
+    )
+
+    @asynccontextmanager
+    async def open_client(*_: object) -> AsyncIterator[FakeEngineClient]:
+        await trio.lowlevel.checkpoint()
+        yield client
+
+    monkeypatch.setattr(trioserve.async_llm, "open_client", open_client)
+    monkeypatch.setattr(trioserve.async_llm, "resolve_model", lambda _: model)
+    args = EngineArgs.from_dict({"model": "fake", "log": {"stats_interval": 0}, **engine_args})
+    async with AsyncLLM.from_engine_args(args) as llm:
+        yield FakeEngine(llm, client)
+        assert llm.num_open_requests == 0, "a request outlived its scope"

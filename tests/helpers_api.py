@@ -1,0 +1,438 @@
+"""For the API's tests: a scripted engine, a client that speaks ASGI, and OpenAI's schemas.
+
+Every reply that `Client` gets from a generation, models or failing route is checked against OpenAI's own
+description of it, and so is every event of a stream; no test has to ask for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+import jsonschema
+import trio
+
+from trioserve.args import EngineArgs, ServerArgs
+from trioserve.config import GenerationDefaults, ResolvedModel
+from trioserve.errors import InvalidRequestError
+from trioserve.frontend.prompts import TextPrompt, TokensPrompt
+from trioserve.observability.metrics import EngineMetrics
+from trioserve.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from trioserve.sampling_params import RequestOutputKind, SamplingParams
+from trioserve.server.app import create_app
+
+# OpenAI's schemas
+
+_STREAMED = {"/v1/chat/completions": "CreateChatCompletionStreamResponse"}
+_WHOLE = {
+    "/v1/chat/completions": "CreateChatCompletionResponse",
+    "/v1/completions": "CreateCompletionResponse",
+    "/v1/models": "ListModelsResponse",
+}
+
+
+@cache
+def _openai_schemas() -> dict[str, Any]:
+    text = (Path(__file__).parent / "data" / "openai_schemas.json").read_text()
+    return _with_nulls(json.loads(text))
+
+
+def _with_nulls(schema: Any) -> Any:
+    """OpenAI's description is OpenAPI 3.1 and still says `nullable`, which JSON Schema does not know."""
+    if isinstance(schema, list):
+        return [_with_nulls(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed = {key: _with_nulls(value) for key, value in schema.items()}
+    if changed.pop("nullable", False) is True:
+        return {"anyOf": [changed, {"type": "null"}]}
+    return changed
+
+
+@cache
+def _validator(name: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(_openai_schemas() | {"$ref": f"#/components/schemas/{name}"})
+
+
+def check_schema(name: str, value: Any) -> None:
+    """`value` is what OpenAI describes under this name."""
+    _validator(name).validate(value)
+
+
+def _check_completion_chunk(event: Any) -> None:
+    # OpenAI has one schema for whole and streamed completions; only in a stream a choice has not ended yet.
+    ended = [dict(choice, finish_reason=choice["finish_reason"] or "stop") for choice in event["choices"]]
+    assert all(choice["finish_reason"] in {None, "stop", "length"} for choice in event["choices"])
+    # Where usage was asked for, it is null in all chunks but the last; the schema knows no null.
+    absent = {"usage"} if event.get("usage") is None else set()
+    chunk = {key: value for key, value in event.items() if key not in absent}
+    check_schema("CreateCompletionResponse", {**chunk, "choices": ended})
+
+
+# The engine
+
+VOCABULARY = [
+    b"Hello",
+    b",",
+    b" world",
+    b"!",
+    b" How",
+    b" are",
+    b" you",
+    b"?",
+    b"caf",
+    b"\xc3",
+    b"\xa9",
+    b"<eos>",
+]
+"""Token id -> its bytes; 9 and 10 together are one character."""
+
+
+class FakeTokenizer:
+    def token_bytes(self, token_id: int) -> bytes:
+        return VOCABULARY[token_id]
+
+    def token_text(self, token_id: int) -> str:
+        return VOCABULARY[token_id].decode(errors="replace")
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return b"".join(VOCABULARY[token_id] for token_id in token_ids).decode(errors="replace")
+
+
+@attrs.frozen
+class Call:
+    """One request as it reached the engine."""
+
+    prompt: Any
+    params: SamplingParams
+    request_id: str
+    cache_salt: str | None
+    priority: int
+
+    @property
+    def text(self) -> str | None:
+        if isinstance(self.prompt, TextPrompt | TokensPrompt):
+            return getattr(self.prompt, "text", None)
+        return self.prompt if isinstance(self.prompt, str) else None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """One per word of a text."""
+        if self.text is not None:
+            return [7] * len(self.text.split())
+        return list(self.prompt)
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What a completion is to be."""
+
+    token_ids: tuple[int, ...] = (0, 1, 2)
+    reason: FinishReason = FinishReason.STOP
+    stop_reason: int | str | None = None
+    error: Exception | None = None
+    """Raised after the last token."""
+    alternatives: tuple[tuple[int, float, int], ...] = ()
+    """(token, logprob, rank) of every position, beside the sampled one at -0.5."""
+    sampled_rank: int = 1
+    hidden: tuple[int, ...] = ()
+    """Positions whose text the detokenizer holds back; it comes with the next one."""
+
+
+Script = Callable[[Call, int], Answer]
+"""(request, completion index) -> its answer."""
+
+
+class _FakeStream:
+    def __init__(self, llm: FakeLLM, call: Call) -> None:
+        self._llm = llm
+        self._call = call
+        self._outputs: list[RequestOutput | Exception] = []
+
+    async def __aenter__(self) -> _FakeStream:
+        await trio.lowlevel.checkpoint()
+        token_ids = self._call.token_ids
+        if not token_ids:
+            raise InvalidRequestError("The prompt is empty.", parameter="prompt")
+        if len(token_ids) >= self._llm.model.max_model_len:
+            raise InvalidRequestError("The prompt is too long.", parameter="input_tokens")
+        self._llm.calls.append(self._call)
+        self._llm.running.add(self._call.request_id)
+        self._outputs = list(self._llm.play(self._call))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._llm.running.remove(self._call.request_id)
+
+    def __aiter__(self) -> _FakeStream:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        await trio.lowlevel.checkpoint()
+        if not self._outputs:
+            raise StopAsyncIteration
+        if self._llm.outputs_left is not None:
+            if not self._llm.outputs_left:
+                await trio.sleep_forever()
+            self._llm.outputs_left -= 1
+        output = self._outputs.pop(0)
+        if isinstance(output, Exception):
+            raise output
+        return output
+
+
+class FakeLLM:
+    """`AsyncLLM` as the server sees it: every output comes from the script, one token of each completion at
+    a time."""
+
+    def __init__(
+        self, script: Script | Answer | None = None, *, generation: GenerationDefaults | None = None
+    ) -> None:
+        answer = script or Answer()
+        self.script: Script = answer if not isinstance(answer, Answer) else lambda _call, _index: answer
+        names = ("small", "also-small")
+        self.config = EngineArgs(model="models/small", served_model_name=names).create_engine_config()
+        self.model = ResolvedModel(
+            directory="/models/small",
+            tokenizer_directory="/models/small",
+            architecture="LlamaForCausalLM",
+            dtype="float32",
+            vocab_size=len(VOCABULARY),
+            context_length=64,
+            max_model_len=64,
+            eos_token_ids=(11,),
+            generation=generation or GenerationDefaults(),
+        )
+        self.metrics = EngineMetrics("small", 64)
+        self.tokenizer = FakeTokenizer()
+        self.errored = False
+        self.calls: list[Call] = []
+        self.rendered: list[dict[str, Any]] = []
+        self.running: set[str] = set()
+        """Ids of the requests whose scope is open."""
+        self.health: Callable[[], Any] | None = None
+        self.outputs_left: int | None = None
+        """None: no limit. After so many outputs the engine falls silent."""
+
+    def stream(
+        self, prompt: Any, params: SamplingParams, *, request_id: str, cache_salt: str | None = None,
+        priority: int = 0,
+    ) -> _FakeStream:  # fmt: skip
+        return _FakeStream(self, Call(prompt, params, request_id, cache_salt, priority))
+
+    async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> TextPrompt:
+        await trio.lowlevel.checkpoint()
+        self.rendered.append({"messages": messages, **options})
+        text = " ".join(f"{message['role']}: {message['content']}" for message in messages)
+        return TextPrompt(text, add_special_tokens=False)
+
+    async def check_health(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.health is not None:
+            await self.health()
+
+    def play(self, call: Call) -> list[RequestOutput | Exception]:
+        answers = [self.script(call, index) for index in range(call.params.n)]
+        steps = max(len(answer.token_ids) for answer in answers)
+        error = next((answer.error for answer in answers if answer.error is not None), None)
+        pieces = [_pieces(call, index, answer) for index, answer in enumerate(answers)]
+        if call.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            return [error or _output(call, [_join(piece) for piece in pieces], finished=True)]
+        outputs: list[RequestOutput | Exception] = [
+            _output(
+                call,
+                [piece[step] for piece in pieces if step < len(piece)],
+                finished=step == steps - 1 and error is None,
+            )
+            for step in range(steps)
+        ]
+        return [*outputs, error] if error is not None else outputs
+
+
+def _pieces(call: Call, index: int, answer: Answer) -> list[CompletionOutput]:
+    """A completion as deltas of one token."""
+    pieces = []
+    text = b""
+    for position, token_id in enumerate(answer.token_ids):
+        last = position == len(answer.token_ids) - 1
+        text += VOCABULARY[token_id]
+        held_back = not last and (position in answer.hidden or text.endswith(b"\xc3"))
+        pieces.append(
+            CompletionOutput(
+                index=index,
+                text="" if held_back else text.decode(),
+                token_ids=[token_id],
+                logprobs=None if call.params.logprobs is None else [_logprobs(token_id, answer)],
+                finish_reason=answer.reason if last and answer.error is None else None,
+                stop_reason=answer.stop_reason if last else None,
+            )
+        )
+        text = text if held_back else b""
+    return pieces
+
+
+def _logprobs(token_id: int, answer: Answer) -> dict[int, Logprob]:
+    tokenizer = FakeTokenizer()
+    entries = [(token_id, -0.5, answer.sampled_rank), *answer.alternatives]
+    found: dict[int, Logprob] = {}
+    for entry_id, logprob, rank in entries:
+        found.setdefault(entry_id, Logprob(logprob, rank, tokenizer.token_text(entry_id)))
+    return found
+
+
+def _join(pieces: list[CompletionOutput]) -> CompletionOutput:
+    last = pieces[-1]
+    return CompletionOutput(
+        index=last.index,
+        text="".join(piece.text for piece in pieces),
+        token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
+        logprobs=None if last.logprobs is None else [row for piece in pieces for row in piece.logprobs or ()],
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )
+
+
+def _output(call: Call, completions: list[CompletionOutput], *, finished: bool) -> RequestOutput:
+    return RequestOutput(
+        request_id=call.request_id,
+        prompt=call.text,
+        prompt_token_ids=call.token_ids,
+        outputs=completions,
+        finished=finished,
+        num_cached_tokens=1,
+    )
+
+
+# The client
+
+
+@attrs.define
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        return self.json["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """Of a stream: the decoded events, and the string "[DONE]"."""
+        frames = self.body.decode().split("\n\n")
+        assert frames.pop() == ""
+        assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+        texts = [frame.removeprefix("data: ") for frame in frames]
+        return [text if text == "[DONE]" else json.loads(text) for text in texts]
+
+
+class Client:
+    """Calls an application of `create_app` without a network."""
+
+    def __init__(self, llm: FakeLLM, server_args: ServerArgs | None = None) -> None:
+        self.app = create_app(llm, server_args)  # type: ignore[arg-type]  # the fake stands for an AsyncLLM
+
+    async def post(self, path: str, content: Any = None, **headers: str) -> Reply:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return await self.call("POST", path, body, {"content-type": "application/json"} | _dashed(headers))
+
+    async def get(self, path: str, **headers: str) -> Reply:
+        return await self.call("GET", path, b"", _dashed(headers))
+
+    async def call(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        exchange = Exchange(self.app, method, path, body, headers)
+        await exchange.run()
+        reply = exchange.reply
+        _check_reply(path, reply)
+        return reply
+
+
+def _dashed(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-").lower(): value for name, value in headers.items()}
+
+
+class Exchange:
+    """One request and its response; `leave` is the client's going away."""
+
+    def __init__(self, app: Any, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+        self._app = app
+        self._messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._gone = trio.Event()
+        self._sent: list[dict[str, Any]] = []
+        self._scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.1"},
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                (b"host", b"testserver"),
+                (b"content-length", b"%d" % len(body)),
+                *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
+            ],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 8000),
+            "extensions": {},
+        }
+
+    async def run(self) -> None:
+        await self._app(self._scope, self._receive, self._send)
+
+    def leave(self) -> None:
+        self._gone.set()
+
+    @property
+    def reply(self) -> Reply:
+        start, *parts = self._sent
+        assert start["type"] == "http.response.start"
+        headers = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+        return Reply(start["status"], headers, b"".join(part["body"] for part in parts))
+
+    @property
+    def received(self) -> bytes:
+        """What has come of the response's body."""
+        return b"".join(message.get("body", b"") for message in self._sent)
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._messages:
+            return self._messages.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        await trio.lowlevel.checkpoint()
+        self._sent.append(message)
+
+
+def _check_reply(path: str, reply: Reply) -> None:
+    if reply.headers.get("content-type", "").startswith("text/event-stream"):
+        _check_events(path, reply)
+    elif reply.status >= 400 and reply.body:
+        check_schema("ErrorResponse", reply.json)
+    elif path in _WHOLE:
+        check_schema(_WHOLE[path], reply.json)
+    elif path.startswith("/v1/models/"):
+        check_schema("Model", reply.json)
+
+
+def _check_events(path: str, reply: Reply) -> None:
+    assert reply.events[-1] == "[DONE]"
+    for event in reply.events[:-1]:
+        if "error" in event:
+            check_schema("ErrorResponse", event)
+        elif path in _STREAMED:
+            check_schema(_STREAMED[path], event)
+        else:
+            _check_completion_chunk(event)

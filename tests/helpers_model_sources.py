@@ -1,0 +1,143 @@
+"""Small models for the tests of trioserve.model_sources: a tiny llama, and GGUF files of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+
+from trioserve.config import GenerationDefaults, ModelConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADS, KV_HEADS, HIDDEN, LAYERS, FEED_FORWARD = 4, 2, 32, 2, 48
+
+
+def model_config(model: str | Path, **changes: Any) -> ModelConfig:
+    values: dict[str, Any] = {
+        "tokenizer": None,
+        "revision": None,
+        "hf_token": None,
+        "served_model_names": ("m",),
+        "dtype": "auto",
+        "max_model_len": None,
+        "seed": 0,
+        "generation": GenerationDefaults(),
+    }
+    return ModelConfig(model=str(model), **(values | changes))
+
+
+def transformers_state(path: Path) -> dict[str, Any]:
+    """The file's weights by transformers' own GGUF code: Hugging Face name -> float32 tensor."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    state: dict[str, Any] = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    return state
+
+
+def byte_alphabet() -> list[str]:
+    """GPT-2's spelling of the 256 bytes: printable ones as themselves, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256))
+    return [chr(byte) if byte in printable else chr(0x100 + next(others)) for byte in range(256)]
+
+
+class GgufFile:
+    """A tiny llama as a GGUF file: change `metadata` or `tensors` before `write`."""
+
+    def __init__(self, *, architecture: str = "llama", rows: int = 300, tied: bool = False) -> None:
+        self.architecture = architecture
+        self.metadata: dict[str, Any] = {
+            f"{architecture}.{key}": value
+            for key, value in {
+                "block_count": LAYERS,
+                "context_length": 128,
+                "embedding_length": HIDDEN,
+                "feed_forward_length": FEED_FORWARD,
+                "attention.head_count": HEADS,
+                "attention.head_count_kv": KV_HEADS,
+                "attention.layer_norm_rms_epsilon": 1e-5,
+                "rope.freq_base": 10000.0,
+            }.items()
+        }
+        self.metadata |= byte_vocabulary()
+        self.tensors = _tensors(rows, tied=tied)
+
+    def write(self, path: Path, quantized: dict[str, gguf.GGMLQuantizationType] | None = None) -> Path:
+        writer = gguf.GGUFWriter(path, self.architecture)
+        for key, value in self.metadata.items():
+            _add(writer, key, value)
+        for name, tensor in self.tensors.items():
+            if (kind := (quantized or {}).get(name)) is None:
+                writer.add_tensor(name, tensor)
+            else:
+                writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+
+def byte_vocabulary(pre: str = "smollm") -> dict[str, Any]:
+    """All bytes, three merges, a control token and a user-defined one."""
+    merged = ["he", "ll", "hell", "Ġw", "12"]
+    tokens = [*byte_alphabet(), *merged, "<|end|>", "<think>", "<|turn|>"]
+    kinds = [1] * (256 + len(merged)) + [3, 4, 3]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": ["h e", "l l", "he ll", "Ġ w", "1 2"],
+        "tokenizer.ggml.bos_token_id": tokens.index("<|turn|>"),
+        "tokenizer.ggml.eos_token_id": tokens.index("<|end|>"),
+        "tokenizer.ggml.eot_token_id": tokens.index("<|turn|>"),
+        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+    }
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _tensors(rows: int, *, tied: bool) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+
+    def weight(*shape: int) -> np.ndarray:
+        return (random.standard_normal(shape) * 0.1).astype(np.float32)
+
+    tensors = {"token_embd.weight": weight(rows, HIDDEN), "output_norm.weight": weight(HIDDEN)}
+    if not tied:
+        tensors["output.weight"] = weight(rows, HIDDEN)
+    head_dim = HIDDEN // HEADS
+    shapes = {
+        "attn_norm": (HIDDEN,),
+        "attn_q": (HIDDEN, HIDDEN),
+        "attn_k": (KV_HEADS * head_dim, HIDDEN),
+        "attn_v": (KV_HEADS * head_dim, HIDDEN),
+        "attn_output": (HIDDEN, HIDDEN),
+        "ffn_norm": (HIDDEN,),
+        "ffn_gate": (FEED_FORWARD, HIDDEN),
+        "ffn_up": (FEED_FORWARD, HIDDEN),
+        "ffn_down": (HIDDEN, FEED_FORWARD),
+    }
+    for layer in range(LAYERS):
+        tensors |= {f"blk.{layer}.{name}.weight": weight(*shape) for name, shape in shapes.items()}
+    return tensors

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from helpers_core import Driver
+
+from trioserve.core.engine import EngineCore, StepResult
+from trioserve.outputs import FinishReason
+
+
+def _results(driver: Driver) -> list[StepResult]:
+    results = []
+    while driver.core.has_work:
+        plan = driver.core.schedule()
+        results.append(driver.core.finish(plan, driver.core.execute(plan)))
+    return results
+
+
+def test_a_streaming_request_is_reported_token_by_token():
+    driver = Driver(max_num_batched_tokens=4)
+    request = driver.add([1, 2, 3, 4, 5, 6], max_tokens=3, ignore_eos=True)
+    results = _results(driver)
+    assert [result.request_ids for result in results] == [[], [request], [request], [request]]
+    assert [len(tokens) for result in results for tokens in result.token_ids] == [1, 1, 1]
+    assert [reason for result in results for reason in result.finish_reasons] == [
+        None,
+        None,
+        FinishReason.LENGTH,
+    ]
+
+
+def test_a_request_that_does_not_stream_is_reported_once_with_everything():
+    driver = Driver()
+    streaming = driver.add([1, 2, 3], max_tokens=4, ignore_eos=True, logprobs=0)
+    final = driver.add([1, 2, 3], max_tokens=4, ignore_eos=True, logprobs=0, streams=False)
+    results = _results(driver)
+    assert [result.request_ids for result in results] == [[streaming]] * 3 + [[streaming, final]]
+    last = results[-1]
+    assert last.token_ids[1] == [token for result in results for token in result.token_ids[0]]
+    assert [token.logprobs for token in last.sampled[1]] == [[-3.0], [-4.0], [-5.0], [-6.0]]
+    assert last.finish_reasons[1] is FinishReason.LENGTH
+
+
+def test_an_aborted_request_is_not_reported():
+    driver = Driver()
+    for streams in (True, False):
+        request = driver.add([1, 2, 3], max_tokens=1, streams=streams)
+        plan = driver.core.schedule()
+        sampled = driver.core.execute(plan)
+        driver.core.abort([request])
+        assert driver.core.finish(plan, sampled).request_ids == []
+    assert not driver.core.has_work
+    assert driver.num_held_blocks == 0
+
+
+def test_without_work_there_is_no_step():
+    driver = Driver()
+    assert not driver.core.has_work
+    assert driver.core.schedule() is None
+
+
+def test_a_runner_failure_passes_through_and_ends_the_core():
+    class BrokenRunner:
+        def execute(self, batch):
+            raise MemoryError("no memory left")
+
+    driver = Driver()
+    core = EngineCore(BrokenRunner(), driver.scheduler)
+    driver.add([1, 2, 3], max_tokens=1)
+    plan = core.schedule()
+    with pytest.raises(MemoryError, match="no memory left"):
+        core.execute(plan)
+    with pytest.raises(AssertionError, match="has not come back, or it failed"):
+        core.schedule()
+
+
+def test_the_core_imports_no_torch():
+    code = "import sys, trioserve.core.engine; print({'torch', 'transformers'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

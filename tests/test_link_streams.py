@@ -1,0 +1,169 @@
+"""Frames and messages: what arrives is what was sent, and what is broken is said to be."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+
+from fake_engine import STATS
+from trioserve.core.engine import StepResult
+from trioserve.link.columns import pack_step, unpack_step
+from trioserve.link.framing import MAX_FRAME_SIZE, FrameReader, frame
+from trioserve.link.message_stream import MessageStream
+from trioserve.link.messages import Abort, Add, MessageError, decode_message, encode_message
+from trioserve.outputs import FinishReason
+from trioserve.sampling_params import SamplingParams
+from trioserve.worker.batch import SampledToken
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 10_000])
+async def test_frames_arrive_whole_however_the_stream_is_cut(size: int) -> None:
+    bodies = [b"", b"a", b"bc" * 500, b"\x00"]
+    data = b"".join(map(frame, bodies))
+    sender, receiver = memory_stream_pair()
+    reader = FrameReader(receiver)
+
+    async def send() -> None:
+        for start in range(0, len(data), size):
+            await sender.send_all(data[start : start + size])
+        await sender.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        assert [await reader.receive() for _ in bodies] == bodies
+        assert await reader.receive() is None
+
+
+async def test_a_cancelled_receive_loses_nothing() -> None:
+    sender, receiver = memory_stream_pair()
+    reader = FrameReader(receiver)
+    data = frame(b"hello")
+    await sender.send_all(data[:6])
+    with trio.move_on_after(0):
+        await reader.receive()
+    await sender.send_all(data[6:])
+    assert await reader.receive() == b"hello"
+
+
+async def test_a_frame_cut_by_the_end_and_an_oversized_one_are_errors() -> None:
+    sender, receiver = memory_stream_pair()
+    await sender.send_all(frame(b"hello")[:-1])
+    await sender.aclose()
+    with pytest.raises(MessageError, match="inside a frame"):
+        await FrameReader(receiver).receive()
+
+    sender, receiver = memory_stream_pair()
+    await sender.send_all(struct.pack("<I", MAX_FRAME_SIZE + 1))
+    with pytest.raises(MessageError, match="over the limit"):
+        await FrameReader(receiver).receive()
+
+
+def make_add() -> Add:
+    params = SamplingParams(stop="x", logit_bias={"3": 4}, max_tokens=5, temperature=0.5)
+    return Add(request_id=3, prompt_token_ids=b"1234", params=params, seed=9, streams=True, cache_salt="s")
+
+
+def test_messages_survive_the_wire() -> None:
+    assert decode_message(encode_message(make_add())) == make_add()
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_whatever_break_the_decoder(data: bytes) -> None:
+    try:
+        decode_message(data)
+    except MessageError:
+        pass
+
+
+def test_a_message_with_invalid_contents_is_no_message() -> None:
+    body = encode_message(Abort([1])).replace(b"\x91\x01", b"\xa1x")
+    with pytest.raises(MessageError, match="Abort"):
+        decode_message(body)
+
+
+def test_step_outputs_survive_packing() -> None:
+    plain, rich = SampledToken(5), SampledToken(7, (7, 8), (-0.5, -1.5), (1, 2))
+    result = StepResult(
+        request_ids=[10, 2**40, 12],
+        token_ids=[[5, 5], [7], []],
+        sampled=[[plain, plain], [rich], []],
+        finish_reasons=[None, FinishReason.STOP, FinishReason.ERROR],
+        stop_token_ids=[None, 7, None],
+        num_cached_tokens=[0, 16, 3],
+    )
+    first, second, third = unpack_step(pack_step(result, STATS))
+    assert (first.request_id, list(first.token_ids), first.finish_reason) == (10, [5, 5], None)
+    assert first.logprobs is None
+    assert (second.request_id, second.stop_token_id, second.num_cached_tokens) == (2**40, 7, 16)
+    assert second.finish_reason is FinishReason.STOP
+    assert second.logprobs is not None
+    (row,) = second.logprobs
+    assert (list(row.token_ids), list(row.logprobs), list(row.ranks)) == ([7, 8], [-0.5, -1.5], [1, 2])
+    assert (list(third.token_ids), third.finish_reason) == ([], FinishReason.ERROR)
+
+
+def stream_pair() -> tuple[MessageStream, MessageStream]:
+    ends = socket.socketpair()
+    for end in ends:
+        end.setblocking(False)
+    near, far = (MessageStream(trio.SocketStream(trio.socket.from_stdlib_socket(end))) for end in ends)
+    return near, far
+
+
+async def test_sending_needs_no_await_and_keeps_the_order() -> None:
+    near, far = stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.run_writer)
+        for number in range(100):
+            near.send_nowait(Abort([number]))
+        received = [await far.receive() for _ in range(100)]
+        assert received == [Abort([number]) for number in range(100)]
+        nursery.cancel_scope.cancel()
+    near.close()
+    far.close()
+
+
+async def test_the_end_of_the_other_side_is_none_and_sending_to_it_is_harmless() -> None:
+    near, far = stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.run_writer)
+        far.close()
+        assert await near.receive() is None
+        near.send_nowait(Abort([1]))
+        await wait_all_tasks_blocked()
+        near.send_nowait(Abort([2]))
+        with trio.fail_after(5):
+            await near.flush()
+        assert near.broken
+        nursery.cancel_scope.cancel()
+    near.close()
+
+
+async def test_a_sender_that_is_far_ahead_waits_for_room() -> None:
+    near, far = stream_pair()
+    big = Abort(list(range(2**20, 2**20 + 600_000)))  # 3 MB each
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(near.run_writer)
+        for _ in range(4):
+            near.send_nowait(big)
+        waited = trio.Event()
+
+        async def wait_room() -> None:
+            await near.wait_room()
+            waited.set()
+
+        nursery.start_soon(wait_room)
+        await wait_all_tasks_blocked()
+        assert not waited.is_set()
+        assert [await far.receive() for _ in range(4)] == [big] * 4
+        with trio.fail_after(5):
+            await waited.wait()
+        nursery.cancel_scope.cancel()
+    near.close()
+    far.close()

@@ -1,0 +1,145 @@
+"""EngineMetrics: what is recorded is what a scrape shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.parser import text_string_to_metric_families
+
+from trioserve.observability.metrics import EngineMetrics
+from trioserve.outputs import FinishReason
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
+
+@attrs.frozen(kw_only=True)
+class Stats:
+    """A step's statistics, as an engine core reports them."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_prompt_tokens: int = 0
+
+
+def scrape(metrics: EngineMetrics) -> dict[str, float]:
+    """Sample name (with the label that tells it apart) -> value."""
+    return {
+        _key(sample): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+    }
+
+
+def _key(sample: Sample) -> str:
+    assert sample.labels["model_name"] == "small"
+    assert sample.labels["engine"] == "0"
+    apart = sample.labels.get("le") or sample.labels.get("finished_reason")
+    return sample.name + (f"[{apart}]" if apart else "")
+
+
+def new_metrics(max_model_len: int = 100) -> EngineMetrics:
+    return EngineMetrics("small", max_model_len)
+
+
+def test_levels_are_the_last_ones_and_counters_add_up() -> None:
+    metrics = new_metrics()
+    for running, waiting in ((3, 2), (1, 0)):
+        metrics.record_stats(
+            Stats(
+                num_running=running,
+                num_waiting=waiting,
+                kv_cache_usage=running / 10,
+                num_preemptions=1,
+                prefix_cache_queries=20,
+                prefix_cache_hits=16,
+                num_prompt_tokens=4,
+            )
+        )
+        metrics.record_step(running)
+    values = scrape(metrics)
+    assert values["trioserve:num_requests_running"] == 1
+    assert values["trioserve:num_requests_waiting"] == 0
+    assert values["trioserve:kv_cache_usage_perc"] == 0.1
+    assert values["trioserve:num_preemptions_total"] == 2
+    assert values["trioserve:prefix_cache_queries_total"] == 40
+    assert values["trioserve:prefix_cache_hits_total"] == 32
+    assert values["trioserve:prompt_tokens_total"] == 8
+    assert values["trioserve:generation_tokens_total"] == 4
+    totals = metrics.totals()
+    assert (totals.running, totals.waiting, totals.prompt_tokens, totals.generation_tokens) == (1, 0, 8, 4)
+
+
+def test_tokens_of_a_step_are_prompt_and_generated_ones() -> None:
+    metrics = new_metrics()
+    metrics.record_stats(Stats(num_prompt_tokens=10))
+    metrics.record_step(7)
+    metrics.record_step(1)
+    metrics.record_step(0)  # nothing was computed: no step to speak of
+    values = scrape(metrics)
+    assert values["trioserve:iteration_tokens_total_count"] == 2
+    assert values["trioserve:iteration_tokens_total_sum"] == 18
+    assert values["trioserve:iteration_tokens_total_bucket[1.0]"] == 1
+    assert values["trioserve:iteration_tokens_total_bucket[32.0]"] == 2
+
+
+def test_every_finish_reason_has_its_counter_from_the_start() -> None:
+    metrics = new_metrics()
+    metrics.record_finish(FinishReason.LENGTH, 5, 16, 2.0)
+    metrics.record_finish(FinishReason.ABORT, 5, 3, 1.0)
+    values = scrape(metrics)
+    for reason, expected in (("stop", 0), ("length", 1), ("abort", 1), ("error", 0)):
+        assert values[f"trioserve:request_success_total[{reason}]"] == expected
+    assert values["trioserve:request_prompt_tokens_sum"] == 10
+    assert values["trioserve:request_generation_tokens_sum"] == 19
+    assert values["trioserve:e2e_request_latency_seconds_sum"] == 3.0
+    assert values["trioserve:e2e_request_latency_seconds_bucket[1.0]"] == 1
+
+
+def test_buckets_are_prometheus_own() -> None:
+    """Values on, between and beyond the bounds fall where prometheus_client's histogram puts them."""
+    observed = [0.0, 0.001, 0.0011, 0.25, 0.3, 2560.0, 5000.0]
+    metrics = new_metrics()
+    for seconds in observed:
+        metrics.record_first_token(seconds)
+    prefix = "trioserve:time_to_first_token_seconds_bucket["
+    ours = {
+        float(name.removeprefix(prefix).removesuffix("]")): value
+        for name, value in scrape(metrics).items()
+        if name.startswith(prefix)
+    }
+    registry = CollectorRegistry()
+    theirs = Histogram("theirs", "", registry=registry, buckets=sorted(ours))
+    for seconds in observed:
+        theirs.observe(seconds)
+    for bound, value in ours.items():
+        label = "+Inf" if bound == float("inf") else str(bound)
+        assert value == registry.get_sample_value("theirs_bucket", {"le": label})
+
+
+def test_an_inter_token_time_counts_for_all_its_tokens() -> None:
+    metrics = new_metrics()
+    metrics.record_inter_token(0.02, 3)
+    values = scrape(metrics)
+    assert values["trioserve:inter_token_latency_seconds_count"] == 3
+    assert round(values["trioserve:inter_token_latency_seconds_sum"], 6) == 0.06
+
+
+def test_length_buckets_end_with_the_context() -> None:
+    names = scrape(new_metrics(max_model_len=120))
+    bounds = [name for name in names if name.startswith("trioserve:request_prompt_tokens_bucket[")]
+    assert [bound.split("[")[1] for bound in bounds] == [
+        "1.0]", "2.0]", "5.0]", "10.0]", "20.0]", "50.0]", "100.0]", "+Inf]",
+    ]  # fmt: skip
+
+
+def test_two_engines_in_one_process_do_not_meet() -> None:
+    first, second = new_metrics(), new_metrics()
+    first.record_step(5)
+    assert scrape(second)["trioserve:generation_tokens_total"] == 0

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import pytest
+from helpers_core import Driver
+
+from trioserve.config import SchedulerConfig
+from trioserve.core.kv_cache import KVCacheManager
+from trioserve.core.request import CoreRequest
+from trioserve.core.scheduler import Scheduler
+from trioserve.sampling_params import SamplingParams
+
+
+def prompt(length: int, first: int = 1) -> list[int]:
+    """Prompts with different `first` share nothing."""
+    return [first] + [2] * (length - 1)
+
+
+def test_a_long_prompt_is_computed_in_chunks_and_sampled_once():
+    driver = Driver(max_num_batched_tokens=4)
+    request = driver.add(prompt(10), max_tokens=2, ignore_eos=True)
+    assert driver.step() == [(request, 4, False)]
+    assert driver.step() == [(request, 4, False)]
+    assert driver.step() == [(request, 2, True)]
+    assert driver.step() == [(request, 1, True)]
+    assert driver.step() == []
+    assert len(driver.tokens[request]) == 2
+
+
+def test_the_budget_goes_to_running_requests_first_and_then_to_waiting_ones_in_order():
+    driver = Driver(max_num_batched_tokens=10)
+    a = driver.add(prompt(3, 1), max_tokens=9, ignore_eos=True)
+    b = driver.add(prompt(4, 2), max_tokens=9, ignore_eos=True)
+    assert driver.step() == [(a, 3, True), (b, 4, True)]
+    c = driver.add(prompt(5, 3), max_tokens=9, ignore_eos=True)
+    d = driver.add(prompt(6, 4), max_tokens=9, ignore_eos=True)
+    e = driver.add(prompt(2, 5), max_tokens=9, ignore_eos=True)
+    assert driver.step() == [(a, 1, True), (b, 1, True), (c, 5, True), (d, 3, False)]
+    assert driver.step() == [(a, 1, True), (b, 1, True), (c, 1, True), (d, 3, True), (e, 2, True)]
+
+
+def test_no_more_requests_run_than_the_budget_serves_in_one_step():
+    driver = Driver(max_num_batched_tokens=2)
+    a, b, c = (driver.add([first], max_tokens=2, ignore_eos=True) for first in (1, 2, 3))
+    assert driver.step() == [(a, 1, True), (b, 1, True)]
+    assert driver.step() == [(a, 1, True), (b, 1, True)]
+    assert driver.step() == [(c, 1, True)]
+
+
+def test_no_more_than_max_num_seqs_run():
+    driver = Driver(max_num_seqs=2)
+    a, b, c = (driver.add(prompt(3, first), max_tokens=2, ignore_eos=True) for first in (1, 2, 3))
+    assert driver.step() == [(a, 3, True), (b, 3, True)]
+    assert (driver.core.take_stats().num_running, driver.core.take_stats().num_waiting) == (2, 1)
+    assert driver.step() == [(a, 1, True), (b, 1, True)]
+    assert driver.step() == [(c, 3, True)]
+
+
+def test_a_waiting_request_never_preempts_nor_is_overtaken_by_a_smaller_one():
+    driver = Driver(num_blocks=4, block_size=4, max_model_len=16)
+    a = driver.add(prompt(9, 1), max_tokens=3, ignore_eos=True)  # 3 of 4 blocks
+    large = driver.add(prompt(6, 2), max_tokens=1, ignore_eos=True)  # would need 2
+    small = driver.add(prompt(2, 3), max_tokens=1, ignore_eos=True)  # would fit
+    assert driver.step() == [(a, 9, True)]
+    assert driver.step() == [(a, 1, True)]
+    assert driver.step() == [(a, 1, True)]
+    assert driver.step() == [(large, 6, True), (small, 2, True)]
+    assert driver.core.take_stats().num_preemptions == 0
+
+
+def test_when_blocks_run_out_the_last_admitted_gives_way_and_comes_back_first():
+    # Without the prefix cache, so that the lengths below are those of a full recompute.
+    driver = Driver(num_blocks=4, block_size=4, max_model_len=16, max_num_seqs=2, enable_prefix_caching=False)
+    a = driver.add(prompt(7, 1), max_tokens=5, ignore_eos=True)  # 2 blocks, 3 after two tokens
+    b = driver.add(prompt(7, 2), max_tokens=5, ignore_eos=True)
+    c = driver.add(prompt(2, 3), max_tokens=1, ignore_eos=True)
+    assert driver.step() == [(a, 7, True), (b, 7, True)]
+    assert driver.step() == [(a, 1, True), (b, 1, True)]
+    assert driver.step() == [(a, 1, True)]
+    # a needed a third block: b had to go, and nobody came in its place.
+    assert driver.core.take_stats().num_preemptions == 1
+    # b, with its two tokens so far, needs three blocks, and c does not overtake it.
+    assert driver.step() == [(a, 1, True)]
+    assert driver.step() == [(a, 1, True)]
+    assert driver.step() == [(b, 9, True), (c, 2, True)]
+    driver.drain()
+    assert len(driver.tokens[b]) == 5  # the driver has compared them with the model's
+
+
+def test_a_request_that_can_only_get_blocks_from_itself_gives_way():
+    driver = Driver(num_blocks=4, block_size=4, max_model_len=16, enable_prefix_caching=False)
+    a = driver.add(prompt(6, 1), max_tokens=9, ignore_eos=True)  # 2 blocks until it has 8 tokens
+    b = driver.add(prompt(7, 2), max_tokens=9, ignore_eos=True)  # 2 blocks, the third one step earlier
+    driver.step()
+    driver.step()
+    assert driver.step() == [(a, 1, True)]
+    assert driver.core.take_stats().num_preemptions == 1
+    driver.drain()
+    assert set(driver.finished) == {a, b}
+
+
+def test_a_preempted_request_finds_what_it_has_computed():
+    driver = Driver(num_blocks=6, block_size=4, max_model_len=16)
+    a = driver.add(prompt(11, 1), max_tokens=2, ignore_eos=True)
+    b = driver.add(prompt(10, 2), max_tokens=6, ignore_eos=True)  # 3 blocks each
+    driver.step()
+    assert driver.step() == [(a, 1, True), (b, 1, True)]
+    c = driver.add(prompt(12, 3), max_tokens=3, ignore_eos=True)
+    driver.step()
+    assert driver.step() == [(b, 1, True)], "c holds the three other blocks, b needs a fourth: c gives way"
+    assert driver.core.take_stats().num_preemptions == 1
+    driver.drain()
+    assert set(driver.finished) == {a, b, c}
+    computed_again = [count for batch in driver.runner.batches for id_, count, _ in batch if id_ == c][1]
+    assert computed_again < 12
+
+
+def _waiting(driver: Driver) -> int:
+    driver.add(prompt(4, 1), max_tokens=9, ignore_eos=True)
+    driver.step()
+    return driver.add(prompt(60, 2), max_tokens=3)
+
+
+def _prefilling(driver: Driver) -> int:
+    request = driver.add(prompt(60, 1), max_tokens=3)
+    assert driver.step() == [(request, 16, False)]
+    return request
+
+
+def _decoding(driver: Driver) -> int:
+    request = driver.add(prompt(6, 1), max_tokens=9, ignore_eos=True)
+    driver.step()
+    driver.step()
+    return request
+
+
+def _preempted(driver: Driver) -> int:
+    driver.add(prompt(15, 1), max_tokens=40, ignore_eos=True)
+    request = driver.add(prompt(16, 2), max_tokens=40, ignore_eos=True)
+    while driver.core.take_stats().num_preemptions == 0:
+        driver.step()
+    return request
+
+
+STATES = [_waiting, _prefilling, _decoding, _preempted]
+
+
+@pytest.mark.parametrize("reach", STATES)
+def test_an_abort_between_steps_takes_effect_at_once(reach):
+    driver = Driver(num_blocks=16, block_size=4, max_num_batched_tokens=16)
+    request = reach(driver)
+    driver.abort(request)
+    driver.scheduler.check()
+    driver.abort(*driver.live)
+    assert driver.num_held_blocks == 0
+    assert not driver.core.has_work
+    assert driver.step() == []
+    stats = driver.core.take_stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize("reach", STATES)
+def test_an_abort_during_a_step_keeps_the_blocks_until_the_step_is_back(reach):
+    driver = Driver(num_blocks=16, block_size=4, max_num_batched_tokens=16)
+    request = reach(driver)
+    driver.begin()
+    held = driver.num_held_blocks
+    computed = {sequence.request_id for sequence in driver.plan.batch.sequences}
+    num_reported = len(driver.tokens[request])
+    driver.abort(request)
+    assert driver.num_held_blocks == held
+    assert driver.core.has_work
+    driver.end()
+    driver.scheduler.check()
+    assert len(driver.tokens[request]) == num_reported
+    assert (driver.num_held_blocks < held) == (request in computed)
+    driver.drain()
+
+
+def test_aborting_unknown_ended_or_aborted_requests_does_nothing():
+    driver = Driver()
+    request = driver.add(prompt(3), max_tokens=1)
+    driver.step()
+    driver.abort(request, 77)
+    other = driver.add(prompt(3), max_tokens=3, ignore_eos=True)
+    driver.begin()
+    driver.abort(other)
+    driver.abort(other)
+    driver.end()
+    driver.abort(other)
+    assert not driver.core.has_work
+
+
+def test_what_an_aborted_request_has_computed_stays_in_the_prefix_cache():
+    driver = Driver(block_size=4)
+    request = driver.add(prompt(9), max_tokens=3)
+    driver.begin()
+    driver.abort(request)
+    driver.end()
+    again = driver.add(prompt(9), max_tokens=1)
+    assert driver.step() == [(again, 1, True)]
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "message"),
+    [
+        (0, 1, "1 to 15 tokens"),
+        (16, 1, "1 to 15 tokens"),
+        (3, None, "max_tokens must be set"),
+    ],
+)
+def test_a_request_that_no_client_should_send_is_refused(length, max_tokens, message):
+    driver = Driver(max_model_len=16)
+    with pytest.raises(ValueError, match=message):
+        driver.add(prompt(length)[:length], max_tokens=max_tokens)
+    assert not driver.core.has_work
+
+
+def test_a_request_id_in_use_is_refused_and_the_request_that_has_it_goes_on():
+    driver = Driver()
+    request = driver.add(prompt(3), max_tokens=2)
+    with pytest.raises(ValueError, match="request id 0 is in use"):
+        driver.core.add(
+            CoreRequest(request_id=0, prompt_token_ids=[1], params=SamplingParams(max_tokens=1), seed=0)
+        )
+    driver.drain()
+    assert request in driver.finished
+
+
+def test_only_the_step_in_flight_can_come_back_and_only_once():
+    driver = Driver()
+    driver.add(prompt(3), max_tokens=5, ignore_eos=True)
+    plan = driver.core.schedule()
+    sampled = driver.core.execute(plan)
+    with pytest.raises(AssertionError, match="1 sequences sampled, 0 tokens came"):
+        driver.core.finish(plan, [])
+    driver.core.finish(plan, sampled)
+    with pytest.raises(AssertionError, match="only once"):
+        driver.core.finish(plan, sampled)
+
+
+def test_a_cache_below_one_whole_sequence_is_refused():
+    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1)
+    with pytest.raises(AssertionError, match="at least one whole sequence"):
+        Scheduler(config, KVCacheManager(4, 4), max_model_len=17, eos_token_ids=[])
+
+
+def test_stats_count_since_they_were_last_taken():
+    driver = Driver(block_size=4)
+    driver.add(prompt(9), max_tokens=1)
+    driver.add(prompt(6, 3), max_tokens=1)
+    driver.step()
+    driver.add(prompt(9), max_tokens=1)
+    driver.step()
+    stats = driver.core.take_stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_prompt_tokens) == (24, 8, 16)
+    stats = driver.core.take_stats()
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_prompt_tokens) == (0, 0, 0)
+
+
+def test_an_abort_without_a_step_changes_the_stats():
+    driver = Driver(num_blocks=16, block_size=4)
+    assert not driver.core.stats_changed
+    request = driver.add(prompt(8), max_tokens=9, ignore_eos=True)
+    assert driver.core.stats_changed
+    assert driver.core.take_stats().num_waiting == 1
+    driver.step()
+    stats = driver.core.take_stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (1, 0, 2 / 16)
+    assert not driver.core.stats_changed
+    driver.abort(request)
+    assert driver.core.stats_changed
+    assert driver.core.take_stats().num_running == 0

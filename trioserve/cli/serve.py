@@ -1,0 +1,120 @@
+"""`trioserve serve`: the engine and the HTTP server in one nursery tree.
+
+serve
+├─ signals     the first SIGTERM or SIGINT drains, the second ends everything
+├─ AsyncLLM    owned here, not by the web framework
+├─ undertaker  the engine's death ends the server
+└─ http        accept, drain, cancel
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trioserve.args import EngineArgs, ServerArgs
+from trioserve.async_llm import AsyncLLM
+from trioserve.cli.logs import configure_logging
+from trioserve.nurseries import end_nursery, ungrouped
+from trioserve.server.app import create_app
+from trioserve.server.http import HttpLimits, serve_http
+from trioserve.server.listeners import bound_listener, describe, start_listening
+
+if TYPE_CHECKING:
+    import socket
+
+
+__all__ = ["EXIT_ENGINE_DEAD", "EXIT_INTERRUPTED", "serve"]
+
+log = logging.getLogger("trioserve.serve")
+
+EXIT_ENGINE_DEAD = 3
+"""The engine core died; restart the server."""
+EXIT_INTERRUPTED = 130
+"""A signal during the start-up, or a second one during the drain."""
+
+_DEATH_NOTICE = 1.0
+"""Seconds in which a server without engine still answers, with errors and a failing /health."""
+
+
+def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
+    """Serve until a signal or the engine's death. Blocks; returns the exit code.
+
+    Raises:
+      TrioserveError: it could not start; the text says why.
+    """
+    configure_logging(engine_args.log)
+    with ungrouped():
+        return trio.run(_Server(engine_args, server_args).run)
+
+
+@attrs.define(eq=False)
+class _Server:
+    engine_args: EngineArgs
+    server_args: ServerArgs
+    # Set by the first signal, or by the engine's death: from then on, what runs may finish.
+    _drain: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _serving: bool = attrs.field(init=False, default=False)
+    _exit_code: int = attrs.field(init=False, default=0)
+
+    async def run(self) -> int:
+        with bound_listener(self.server_args) as listener:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(self._handle_signals, nursery.cancel_scope)
+                await self._serve(listener)
+                end_nursery(nursery)
+        return self._exit_code
+
+    async def _serve(self, listener: socket.socket) -> None:
+        started = time.monotonic()
+        async with AsyncLLM.from_engine_args(self.engine_args) as llm:
+            app = create_app(llm, self.server_args)
+            start_listening(listener)
+            self._serving = True
+            name, seconds = llm.config.model.served_model_names[0], time.monotonic() - started
+            log.info("serving %s on %s (ready in %.1f s)", name, describe(listener), seconds)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_engine, llm)
+                await serve_http(
+                    app,
+                    [listener],
+                    _limits(self.server_args),
+                    shutdown=self._drain,
+                    access_log=self.engine_args.log.access,
+                )
+                end_nursery(nursery)
+        log.info("stopped")
+
+    async def _watch_engine(self, llm: AsyncLLM) -> None:
+        await llm.wait_dead()
+        self._exit_code = EXIT_ENGINE_DEAD
+        await trio.sleep(_DEATH_NOTICE)
+        log.error("the engine core is dead; stopping with exit code %d", EXIT_ENGINE_DEAD)
+        self._drain.set()
+
+    async def _handle_signals(
+        self, everything: trio.CancelScope, *, task_status: trio.TaskStatus[None]
+    ) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
+            async for number in signals:
+                if self._serving and not self._drain.is_set():
+                    log.info("%s: finishing what runs", signal.Signals(number).name)
+                    self._drain.set()
+                else:  # nothing to finish yet, or somebody does not want to wait
+                    self._exit_code = EXIT_INTERRUPTED
+                    everything.cancel()
+
+
+def _limits(args: ServerArgs) -> HttpLimits:
+    return HttpLimits(
+        keep_alive_timeout=args.keep_alive_timeout,
+        write_timeout=args.write_timeout,
+        shutdown_timeout=args.shutdown_timeout,
+        max_body_size=args.max_body_size,
+    )

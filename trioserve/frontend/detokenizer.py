@@ -1,0 +1,45 @@
+"""Token ids to text as they come, never splitting a character."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tokenizers.decoders import DecodeStream
+
+if TYPE_CHECKING:
+    from trioserve.frontend.tokenizer import Tokenizer
+
+__all__ = ["Detokenizer"]
+
+
+class Detokenizer:
+    """The text of one completion. What it returns, joined, is `tokenizer.decode` of all the tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        # Invariant: the text of _shown has been returned, that of _held has not, and the two together are
+        # enough context to decode _held.
+        self._shown: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; empty while a character is not whole."""
+        self._held.append(token_id)
+        text = self._stream.step(self._tokenizer.backend, token_id)
+        if text is None:
+            return ""
+        self._shown, self._held = self._held, []
+        return text
+
+    def flush(self) -> str:
+        """What is held back at the end: bytes that never became a character, as U+FFFD."""
+        if not self._held:
+            return ""
+        before = self._decode(self._shown)
+        held, self._held = self._decode(self._shown + self._held)[len(before) :], []
+        return held
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

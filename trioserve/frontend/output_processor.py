@@ -1,0 +1,135 @@
+"""From step outputs to each request's channel."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import attrs
+
+from trioserve.frontend.channel import OutputChannel
+from trioserve.frontend.completion import Completion
+from trioserve.link.columns import unpack_step
+from trioserve.outputs import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trioserve.link.columns import RequestUpdate
+    from trioserve.link.messages import StepOutputs
+    from trioserve.observability.metrics import EngineMetrics
+
+__all__ = ["OutputProcessor"]
+
+
+@attrs.define(eq=False)
+class _Sequence:
+    channel: OutputChannel
+    completion: Completion
+    last_token_time: float | None = None
+
+
+class OutputProcessor:
+    """All requests that are under way on one engine.
+
+    Everything here is synchronous and belongs to the loop's thread. An engine knows sequences (one per
+    completion) by numbers; a user knows requests by names, which need not be unique.
+    """
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+        # Invariant: a sequence is here from `register` until it has ended or been released, and its channel
+        # in _channels from `register` to `release`. Empty when no scope is open.
+        self._sequences: dict[int, _Sequence] = {}
+        self._channels: dict[OutputChannel, list[int]] = {}
+
+    @property
+    def num_requests(self) -> int:
+        """Channels that have not been released."""
+        return len(self._channels)
+
+    def register(self, channel: OutputChannel, sequence_ids: Mapping[int, Completion]) -> None:
+        """Route what comes for these sequences to `channel`, until `release`."""
+        self._channels[channel] = list(sequence_ids)
+        for sequence_id, completion in sequence_ids.items():
+            self._sequences[sequence_id] = _Sequence(channel, completion)
+
+    def release(self, channel: OutputChannel) -> list[int]:
+        """Forget `channel`. Returns the sequences that the engine must abort; a second call finds none."""
+        unfinished = []
+        for sequence_id in self._channels.pop(channel, ()):
+            sequence = self._sequences.pop(sequence_id, None)
+            if sequence is not None:
+                unfinished.append(sequence_id)
+                self._end(sequence, FinishReason.ABORT)
+        return unfinished
+
+    def abort(self, request_id: str) -> list[int]:
+        """End every request of that name with finish reason ABORT; its consumer gets what is there, and the
+        end. Returns the sequences that the engine must abort."""
+        aborted: list[int] = []
+        for channel, sequence_ids in self._channels.items():
+            if channel.request_id == request_id:
+                aborted += [number for number in sequence_ids if self._abort_sequence(number)]
+                channel.notify()
+        return aborted
+
+    def _abort_sequence(self, sequence_id: int) -> bool:
+        sequence = self._sequences.pop(sequence_id, None)
+        if sequence is None:
+            return False
+        sequence.completion.finish(FinishReason.ABORT)
+        self._end(sequence, FinishReason.ABORT)
+        return True
+
+    def fail_all(self, error: Exception) -> None:
+        """The engine is gone: raise `error` at every consumer that still waits for something."""
+        sequences, self._sequences = self._sequences, {}
+        for sequence in sequences.values():
+            self._end(sequence, FinishReason.ERROR)
+        for channel in {sequence.channel for sequence in sequences.values()}:
+            channel.fail(error)
+
+    def process(self, outputs: StepOutputs) -> list[int]:
+        """Take in a step. Returns the sequences that a stop string ended: the engine must abort them."""
+        self._metrics.record_stats(outputs.stats)
+        now = time.monotonic()
+        stopped: list[int] = []
+        num_tokens = 0
+        touched: dict[OutputChannel, None] = {}
+        for update in unpack_step(outputs):
+            sequence = self._sequences.get(update.request_id)
+            if sequence is None:
+                continue  # released while the step ran
+            num_tokens += len(update.token_ids)
+            self._note_times(sequence, update, now)
+            sequence.completion.push(update)
+            touched[sequence.channel] = None
+            if sequence.completion.finish_reason is not None:
+                del self._sequences[update.request_id]
+                self._end(sequence, sequence.completion.finish_reason)
+                if update.finish_reason is None:
+                    stopped.append(update.request_id)
+        for channel in touched:
+            channel.notify()
+        self._metrics.record_step(num_tokens)
+        return stopped
+
+    def _note_times(self, sequence: _Sequence, update: RequestUpdate, now: float) -> None:
+        channel = sequence.channel
+        channel.num_cached_tokens = max(channel.num_cached_tokens, update.num_cached_tokens)
+        if channel.first_token_time is None:
+            channel.first_token_time = now
+            self._metrics.record_first_token(now - channel.arrival_time)
+        if sequence.last_token_time is not None and update.token_ids:
+            count = len(update.token_ids)
+            self._metrics.record_inter_token((now - sequence.last_token_time) / count, count)
+        sequence.last_token_time = channel.last_token_time = now
+
+    def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
+        self._metrics.record_finish(
+            reason,
+            len(sequence.channel.prompt_token_ids),
+            sequence.completion.num_tokens,
+            time.monotonic() - sequence.channel.arrival_time,
+        )

@@ -1,0 +1,69 @@
+"""The forms in which a prompt may be given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import attrs
+
+from trioserve.errors import InvalidRequestError
+
+__all__ = ["PromptType", "TextPrompt", "TokensPrompt", "parse_prompt"]
+
+
+@attrs.frozen
+class TextPrompt:
+    """Text that is to be tokenized."""
+
+    text: str
+    add_special_tokens: bool = True
+    """False where the text has them already, as a rendered chat template does."""
+
+
+@attrs.frozen
+class TokensPrompt:
+    """Token ids, taken as they are."""
+
+    token_ids: Sequence[int]
+    text: str | None = None
+    """Shown as the output's `prompt`; not tokenized."""
+
+
+PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
+"""Text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or one of the classes above."""
+
+
+def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
+    """One of the two classes for whatever form was given.
+
+    Raises:
+      TypeError: it is none of the forms.
+      InvalidRequestError: the token ids are no integers >= 0.
+    """
+    match prompt:
+        case TextPrompt() | TokensPrompt():
+            return prompt
+        case str():
+            return TextPrompt(prompt)
+        case {"prompt_token_ids": token_ids, **rest}:
+            shown = rest.get("prompt")
+            return TokensPrompt(_checked(token_ids), None if shown is None else str(shown))
+        case {"prompt": str(text)}:
+            return TextPrompt(text)
+        case Mapping():
+            raise TypeError(
+                f"a prompt as a dict needs 'prompt' or 'prompt_token_ids', got keys {list(prompt)}"
+            )
+        case Sequence():
+            return TokensPrompt(_checked(prompt))
+    raise TypeError(f"a prompt is a string, a list of token ids or a dict, got {type(prompt).__name__}")
+
+
+def _checked(token_ids: Any) -> Sequence[int]:
+    for token_id in token_ids:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
+            raise InvalidRequestError(
+                f"prompt token ids must be integers >= 0, got {token_id!r}.", parameter="prompt"
+            )
+    return list(token_ids)

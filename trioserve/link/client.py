@@ -1,0 +1,170 @@
+"""The client's side of the link: what a frontend needs of an engine core, wherever that runs."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+import trio
+
+from trioserve.errors import EngineDeadError, EngineGenerateError, EngineStartError
+from trioserve.link.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Add,
+    Fatal,
+    Hello,
+    MessageError,
+    Ready,
+    StepOutputs,
+    Utility,
+    UtilityResult,
+)
+from trioserve.version import __version__
+
+if TYPE_CHECKING:
+    from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.link.message_stream import MessageStream
+    from trioserve.link.messages import Message
+
+__all__ = ["EngineCoreClient", "config_hash", "shake_hands"]
+
+
+def config_hash(config: EngineConfig, model: ResolvedModel) -> str:
+    """Equal on both sides if both understood the same configuration."""
+    return hashlib.sha256(msgspec.msgpack.encode((config, model))).hexdigest()
+
+
+async def shake_hands(stream: MessageStream, config: EngineConfig, model: ResolvedModel) -> Ready:
+    """Tell the core what to be, and wait until it is.
+
+    Raises:
+      EngineStartError: the core failed (its own reason is in the text), went away, or is another version.
+    """
+    stream.send_nowait(Hello(protocol=PROTOCOL_VERSION, version=__version__, config=config, model=model))
+    try:
+        answer = await stream.receive()
+    except MessageError as error:
+        raise EngineStartError(f"The engine core sent something unreadable: {error}") from error
+    match answer:
+        case Ready() if answer.protocol != PROTOCOL_VERSION or answer.version != __version__:
+            raise EngineStartError(
+                f"The engine core is version {answer.version} (protocol {answer.protocol}), "
+                f"this is {__version__} (protocol {PROTOCOL_VERSION})."
+            )
+        case Ready() if answer.config_hash != config_hash(config, model):
+            raise EngineStartError("The engine core understood another configuration than it was sent.")
+        case Ready():
+            return answer
+        case Fatal():
+            raise EngineStartError(f"The engine core could not start: {_describe(answer)}")
+        case None:
+            raise EngineStartError("The engine core ended before it was ready.")
+        case _:
+            raise EngineStartError(f"The engine core answered with {type(answer).__name__}.")
+
+
+def _describe(fatal: Fatal) -> str:
+    return f"{fatal.message}\n\n{fatal.traceback}".strip()
+
+
+@attrs.define(eq=False)
+class _PendingCall:
+    done: trio.Event = attrs.Factory(trio.Event)
+    result: UtilityResult | None = None
+
+
+class EngineCoreClient:
+    """One engine core that is ready.
+
+    `add` and `abort` are synchronous: when they return, the message is on its way. One task, and only one,
+    calls `receive` in a loop; calls made with `call` are answered through it.
+
+    Once the core is gone, `receive`, `add` and `call` raise EngineDeadError; `abort` does nothing.
+    """
+
+    def __init__(self, stream: MessageStream, ready: Ready) -> None:
+        self.ready = ready
+        self._stream = stream
+        self._calls: dict[int, _PendingCall] = {}  # one per task that waits in `call`
+        self._next_call_id = 0
+        self._dead: EngineDeadError | None = None
+
+    def add(self, request: Add) -> None:
+        """Start a sequence.
+
+        Raises:
+          EngineDeadError: there is no core any more.
+        """
+        self._check_alive()
+        self._stream.send_nowait(request)
+
+    def abort(self, request_ids: list[int]) -> None:
+        """Stop sequences; those that have ended are ignored."""
+        if request_ids and self._dead is None:
+            self._stream.send_nowait(Abort(request_ids))
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Call a method of the core and wait for its result. Cancelling drops the result.
+
+        Raises:
+          EngineGenerateError: the method raised.
+          EngineDeadError: there is no core any more.
+        """
+        self._check_alive()
+        call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
+        call = self._calls[call_id] = _PendingCall()
+        try:
+            self._stream.send_nowait(Utility(call_id=call_id, method=method, args=list(args)))
+            await call.done.wait()
+        finally:
+            del self._calls[call_id]
+        if call.result is None:
+            self._check_alive()
+            raise AssertionError("a call ends with a result or with the core")
+        if call.result.error is not None:
+            raise EngineGenerateError(f"{method}: {call.result.error}")
+        return call.result.result
+
+    async def receive(self) -> StepOutputs:
+        """What the next step gave.
+
+        Raises:
+          EngineDeadError: the core is gone; from here on, every call says so.
+        """
+        while True:
+            message = await self._receive()
+            match message:
+                case StepOutputs():
+                    return message
+                case UtilityResult():
+                    self._answer(message)
+                case Fatal():
+                    raise self._die(f"The engine core failed: {_describe(message)}")
+                case None:
+                    raise self._die("The engine core ended unexpectedly.")
+                case _:
+                    raise self._die(f"The engine core sent an unexpected {type(message).__name__}.")
+
+    async def _receive(self) -> Message | None:
+        try:
+            return await self._stream.receive()
+        except MessageError as error:
+            raise self._die(f"The engine core sent something unreadable: {error}") from error
+
+    def _answer(self, result: UtilityResult) -> None:
+        if (call := self._calls.get(result.call_id)) is not None:
+            call.result = result
+            call.done.set()
+
+    def _die(self, reason: str) -> EngineDeadError:
+        self._dead = EngineDeadError(reason)
+        for call in self._calls.values():
+            call.done.set()
+        return self._dead
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(*self._dead.args)

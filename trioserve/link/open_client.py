@@ -1,0 +1,22 @@
+"""An engine core where the configuration wants it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trioserve.link.inproc import open_inproc_client
+from trioserve.link.process import open_process_client
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.link.client import EngineCoreClient
+
+__all__ = ["open_client"]
+
+
+def open_client(config: EngineConfig, model: ResolvedModel) -> AbstractAsyncContextManager[EngineCoreClient]:
+    """A client of a new engine core; its scope owns the core. Raises EngineStartError on entering."""
+    open_core = open_process_client if config.engine == "process" else open_inproc_client
+    return open_core(config, model)

@@ -1,0 +1,135 @@
+"""An engine core in a child process, owned by a scope."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from trioserve.errors import EngineStartError
+from trioserve.link.client import EngineCoreClient, shake_hands
+from trioserve.link.message_stream import MessageStream
+from trioserve.nurseries import end_nursery
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.link.messages import Ready
+
+__all__ = ["EngineProcess", "open_process_client"]
+
+log = logging.getLogger(__name__)
+
+_SHUTDOWN_GRACE = 5.0
+"""Seconds between closing the link and SIGKILL; an idle core needs some milliseconds, a busy one a step."""
+
+
+class EngineProcess:
+    """The child, from its start until it has been reaped.
+
+    It is started by `subprocess.Popen` in the loop's own thread, which blocks for a few milliseconds: trio
+    would fork in a worker thread, and a parent-death signal follows the thread that forked.
+    """
+
+    def __init__(self) -> None:
+        near, far = socket.socketpair()
+        with far:
+            try:
+                self._child = subprocess.Popen(
+                    [sys.executable, "-m", "trioserve.link.engine_process", str(far.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,  # the parent's stdout may carry somebody's data
+                    pass_fds=[far.fileno()],
+                )
+            except BaseException:
+                near.close()
+                raise
+        near.setblocking(False)
+        self.socket = trio.socket.from_stdlib_socket(near)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def wait(self) -> int:
+        """Wait for the end and reap the child; cancelling leaves it running. Returns the exit status."""
+        while (status := self._child.poll()) is None:
+            # pidfd_open cannot hit another process: until poll() reaps it, the pid is the child's.
+            pidfd = os.pidfd_open(self._child.pid)
+            try:
+                await trio.lowlevel.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
+        return status
+
+    async def stop(self) -> None:
+        """See the child to its end: it has been told by the link; after a grace period, SIGKILL. Shielded."""
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(_SHUTDOWN_GRACE):
+                await self.wait()
+                return
+            log.warning("The engine core (pid %d) did not end by itself; killing it.", self.pid)
+            self._child.kill()
+            await self.wait()
+
+    def kill(self) -> None:
+        self._child.kill()
+
+
+def describe_exit(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"signal {signal.Signals(-status).name}"
+    except ValueError:
+        return f"signal {-status}"
+
+
+@asynccontextmanager
+async def open_process_client(config: EngineConfig, model: ResolvedModel) -> AsyncIterator[EngineCoreClient]:
+    """A client of an engine core in a new child process; leaving the scope ends the process.
+
+    Raises:
+      EngineStartError: it did not become ready, with the reason.
+    """
+    process = EngineProcess()
+    stream = MessageStream(trio.SocketStream(process.socket))
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stream.run_writer)
+            try:
+                ready = await _start(process, stream, config, model)
+                yield EngineCoreClient(stream, ready)
+            finally:
+                end_nursery(nursery)
+                # A half-close asks the core to end; if it hangs, stop() kills it.
+                stream.shut_down_sending()
+                await process.stop()
+    finally:
+        stream.close()
+
+
+async def _start(
+    process: EngineProcess, stream: MessageStream, config: EngineConfig, model: ResolvedModel
+) -> Ready:
+    try:
+        with trio.fail_after(config.startup_timeout):
+            return await shake_hands(stream, config, model)
+    except trio.TooSlowError:
+        process.kill()
+        raise EngineStartError(
+            f"The engine core was not ready after {config.startup_timeout:g} seconds (--startup-timeout)."
+        ) from None
+    except EngineStartError as error:
+        with trio.move_on_after(1):
+            raise EngineStartError(f"{error} ({describe_exit(await process.wait())})") from error.__cause__
+        raise

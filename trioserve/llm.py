@@ -1,0 +1,285 @@
+"""Offline generation: prompts in, results out, in the order of the prompts.
+
+with LLM(model="smollm2-135m") as llm:
+    for output in llm.generate(["Once upon a time", "The sea"], SamplingParams(max_tokens=64)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import attrs
+
+from trioserve.args import DEFAULT_MODEL, EngineArgs
+from trioserve.frontend.prompts import PromptType
+from trioserve.llm_engine import LLMEngine
+from trioserve.progress_bar import ProgressBar
+from trioserve.sampling_params import RequestOutputKind, SamplingParams
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from trioserve.frontend.tokenizer import Tokenizer
+    from trioserve.outputs import RequestOutput
+
+__all__ = ["LLM"]
+
+Conversation = Sequence[Mapping[str, Any]]
+UseTqdm = bool | Callable[..., Any]
+"""True: a progress bar; False: none; a callable: called in place of tqdm, with its keyword arguments."""
+
+
+class LLM:
+    """A model, and the engine that runs it, for synchronous code.
+
+    Works in a script, inside a running event loop (which it blocks), in a notebook and in any thread, but in
+    one thread at a time. Ctrl-C ends the requests of the call in the engine and leaves the object usable.
+
+    Owns an `LLMEngine`, which `close()` ends; see there for what happens if nobody calls it.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **engine_args: Any) -> None:
+        """Find the model and start its engine; `engine_args` are the fields of `EngineArgs`.
+
+        Raises:
+          TypeError: an argument is unknown.
+          InvalidConfigError: an argument is wrong.
+          ModelSourceError, ModelNotSupportedError: the model cannot be had, or not be served.
+          EngineStartError: the engine core did not come up.
+        """
+        args = EngineArgs.from_dict({"model": model, **engine_args})
+        self._set_up(LLMEngine.from_engine_args(args))
+
+    def _set_up(self, engine: LLMEngine) -> None:
+        self._engine = engine
+        self._ids = itertools.count()
+        # Requests whose results nobody has fetched: id -> completions asked for. In the order of the ids.
+        self._enqueued: dict[str, int] = {}
+        # Results of enqueued requests that came while `generate` ran others.
+        self._results: dict[str, RequestOutput] = {}
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> Self:
+        """As the constructor, from the arguments' own class."""
+        return cls.from_engine(LLMEngine.from_engine_args(args))
+
+    @classmethod
+    def from_engine(cls, engine: LLMEngine) -> Self:
+        """Over an engine that runs already and has no other user. It is closed with this object."""
+        llm = cls.__new__(cls)
+        llm._set_up(engine)
+        return llm
+
+    # Generating
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """The results of one or many prompts, in their order, each finished.
+
+        Args:
+          sampling_params: for all prompts, or one for each; by default the model's own. `output_kind` does
+            not matter here, and the objects are left as they are.
+          priority: one for each prompt.
+
+        Raises:
+          ValueError: there are not as many params or priorities as prompts.
+          TypeError: a prompt has none of the known forms.
+          InvalidRequestError: a prompt cannot be served as it is.
+          EngineGenerateError: a request failed inside the engine.
+          EngineDeadError: the engine core is gone.
+          ClosedError: this object was closed.
+
+        If it raises, all of its requests are over. Requests of `enqueue` are left alone.
+        """
+        requests = _pair_up(_to_prompts(prompts), self._params_or_default(sampling_params), priority)
+        return self._run(self._add_all(requests), use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        priority: Sequence[int] | None = None,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """The answers to one or many conversations (lists of messages with `role` and `content`).
+
+        Args:
+          template_options: `add_generation_prompt`, `continue_final_message`, `tools` and
+            `chat_template_kwargs`, for the model's chat template. Tool calls in the answers stay text.
+
+        Raises as `generate` does; InvalidRequestError also if the chat template refuses the messages.
+        """
+        prompts = self._render(messages, **template_options)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+
+    def enqueue(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Start requests and return their ids, in the order of the prompts; the engine works at them from
+        now on, and `wait_for_completion` fetches the results. Raises as `generate` does."""
+        requests = _pair_up(_to_prompts(prompts), self._params_or_default(sampling_params), priority)
+        added = self._add_all(requests)
+        self._enqueued.update(added)
+        return list(added)
+
+    def enqueue_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: Sequence[int] | None = None,
+        **template_options: Any,
+    ) -> list[str]:
+        """`enqueue` for conversations, with the options of `chat`."""
+        prompts = self._render(messages, **template_options)
+        return self.enqueue(prompts, sampling_params, priority=priority)
+
+    def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
+        """The results of everything that was enqueued and not fetched yet, in the order of enqueueing.
+
+        Raises as `generate` does, and likewise ends all of its requests. A request whose failure `generate`
+        reported already is left out.
+        """
+        enqueued, self._enqueued = self._enqueued, {}
+        return self._run(enqueued, use_tqdm)
+
+    def _params_or_default(
+        self, params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> SamplingParams | Sequence[SamplingParams]:
+        return self.get_default_sampling_params() if params is None else params
+
+    def _render(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> list[PromptType]:
+        return [
+            self._engine.render_chat(conversation, template_kwargs=chat_template_kwargs, **options)
+            for conversation in _to_conversations(messages)
+        ]
+
+    def _add_all(self, requests: list[_Request]) -> dict[str, int]:
+        """Add them all, or none. Returns id -> completions asked for."""
+        added: dict[str, int] = {}
+        try:
+            for request in requests:
+                request_id = str(next(self._ids))
+                self._engine.add_request(request_id, request.prompt, request.params, request.priority)
+                added[request_id] = request.params.n
+        except BaseException:
+            self._engine.abort_request(added)
+            raise
+        return added
+
+    def _run(self, requests: dict[str, int], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Step until these are done; their results in the order of `requests`. Aborts them if it raises."""
+        remaining = requests.keys() - self._results.keys()
+        try:
+            with ProgressBar(sum(requests.values()), use_tqdm) as progress:
+                for name in requests.keys() - remaining:
+                    progress.advance(self._results[name])
+                while remaining and self._engine.has_unfinished_requests():
+                    for output in filter(_is_finished, self._engine.step()):
+                        self._results[output.request_id] = output
+                        if output.request_id in remaining:
+                            remaining.remove(output.request_id)
+                            progress.advance(output)
+        except BaseException:
+            self._engine.abort_request(requests)
+            for name in requests:
+                self._results.pop(name, None)
+            raise
+        return [self._results.pop(name) for name in requests if name in self._results]
+
+    # The rest
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` uses if it is given none: the model's generation config over our defaults."""
+        return self._engine.get_default_sampling_params()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while a request runs."""
+        return self._engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Abort what runs and end the engine. Again is fine, and does nothing."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        model = self._engine.model
+        return (
+            f"<LLM {self._engine.config.model.model!r}: {model.architecture}, {model.dtype}, "
+            f"max_model_len {model.max_model_len}{', closed' if self._engine.closed else ''}>"
+        )
+
+
+@attrs.frozen
+class _Request:
+    prompt: PromptType
+    params: SamplingParams
+    priority: int
+
+
+def _to_prompts(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
+    """One prompt becomes a list of it. A list that begins with an integer is one prompt of token ids."""
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str):
+        is_many = not prompts or not isinstance(prompts[0], int)
+        return cast("Sequence[PromptType]", prompts if is_many else [prompts])
+    return [prompts]
+
+
+def _to_conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    is_one = bool(messages) and isinstance(messages[0], Mapping)
+    return cast("Sequence[Conversation]", [messages] if is_one else messages)
+
+
+def _pair_up(
+    prompts: Sequence[PromptType],
+    params: SamplingParams | Sequence[SamplingParams],
+    priorities: Sequence[int] | None,
+) -> list[_Request]:
+    """Each prompt with its own params, made final-only in a copy, and its priority."""
+    all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    all_priorities = [0] * len(prompts) if priorities is None else priorities
+    for name, values in (("params", all_params), ("priorities", all_priorities)):
+        if len(values) != len(prompts):
+            raise ValueError(
+                f"The lengths of prompts ({len(prompts)}) and {name} ({len(values)}) must be the same."
+            )
+    return [
+        _Request(prompt, attrs.evolve(own, output_kind=RequestOutputKind.FINAL_ONLY), priority)
+        for prompt, own, priority in zip(prompts, all_params, all_priorities, strict=True)
+    ]
+
+
+def _is_finished(output: RequestOutput) -> bool:
+    return output.finished

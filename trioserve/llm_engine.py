@@ -1,0 +1,254 @@
+"""The engine for synchronous code that runs its own loop: add requests, then `step()` until none is left."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trioserve.async_llm import AsyncLLM
+from trioserve.errors import InvalidRequestError
+from trioserve.portal import Portal
+from trioserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from types import TracebackType
+    from typing import Any, Self
+
+    from trioserve.args import EngineArgs
+    from trioserve.config import EngineConfig, GenerationDefaults, ResolvedModel
+    from trioserve.frontend.channel import OutputChannel
+    from trioserve.frontend.prompts import PromptType, TextPrompt
+    from trioserve.frontend.tokenizer import Tokenizer
+    from trioserve.outputs import RequestOutput
+
+__all__ = ["LLMEngine"]
+
+
+class LLMEngine:
+    """A thin synchronous shell around `AsyncLLM`, which runs in a `Portal`'s thread.
+
+    Works in a script, inside a running event loop (which it blocks) and in any thread, but in one thread at a
+    time. Ctrl-C in a method raises KeyboardInterrupt there and leaves the engine usable: requests that were
+    added go on until `abort_request` or `close`, and no output is lost.
+
+    Owns: the portal's thread and, in it, the AsyncLLM with its engine process. They end by `close()`, at the
+    latest when this object is collected or the main thread ends.
+    """
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        """Start `llm`, which must not have been entered. Raises what entering it raises."""
+        self._portal = Portal()
+        try:
+            self._llm = self._portal.enter(llm)
+        except BaseException:
+            self._portal.close()
+            raise
+        self._desk = _Desk(self._llm)
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs) -> Self:
+        """Find the model and start its engine.
+
+        Raises:
+          InvalidConfigError: the arguments contradict each other.
+          ModelSourceError, ModelNotSupportedError: the model cannot be had, or not be served.
+          EngineStartError: the engine core did not come up.
+        """
+        return cls(AsyncLLM.from_engine_args(args))
+
+    def add_request(
+        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
+    ) -> None:
+        """Start a request; its outputs come from `step()`. `params`: by default the model's own.
+
+        Raises:
+          InvalidRequestError: prompt or parameters cannot be served, or `request_id` belongs to an
+            unfinished request.
+          TypeError: the prompt has none of the known forms.
+          EngineDeadError: the engine core is gone.
+          ClosedError: this engine was closed.
+        """
+        if request_id in self._desk.requests:
+            raise InvalidRequestError(
+                f"request_id must differ from those of unfinished requests, got {request_id!r}.",
+                parameter="request_id",
+            )
+        params = self.get_default_sampling_params() if params is None else params
+        try:
+            self._portal.call(self._desk.submit, request_id, prompt, params, priority)
+        except BaseException:
+            self.abort_request(request_id)  # it may have been submitted before Ctrl-C came
+            raise
+
+    def step(self) -> list[RequestOutput]:
+        """Wait until some request has news, and return them; [] at once if no request is unfinished.
+
+        Raises:
+          EngineDeadError: the engine core is gone, and with it all unfinished requests.
+          EngineGenerateError: one request failed, and is over; the next step goes on with the others.
+          ClosedError: this engine was closed.
+        """
+        if not self._desk.requests:
+            return []
+        if not self._desk.has_takings:
+            self._portal.call(self._desk.collect)
+        return self._desk.hand_out()
+
+    def abort_request(self, request_ids: str | Iterable[str]) -> None:
+        """End these requests in the engine; nothing more comes of them. Unknown ids are ignored."""
+        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        if not self._portal.closed:  # closing has ended them all
+            self._portal.call(self._desk.abort, names)
+
+    def has_unfinished_requests(self) -> bool:
+        """True while `step()` has something to wait for or to return."""
+        return bool(self._desk.requests)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._desk.requests)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> TextPrompt:
+        """The prompt for a conversation, by the model's chat template.
+
+        Raises:
+          InvalidRequestError: the model has no chat template, or it refuses the messages.
+        """
+        render = functools.partial(
+            self._llm.render_chat,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            template_kwargs=template_kwargs,
+        )
+        return self._portal.call(render, messages)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while a request runs."""
+        return self._portal.call(self._llm.reset_prefix_cache)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's generation config and `override_generation_config` say, over our defaults."""
+        return _default_sampling_params(self.model.generation)
+
+    @property
+    def config(self) -> EngineConfig:
+        return self._llm.config
+
+    @property
+    def model(self) -> ResolvedModel:
+        return self._llm.model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llm.tokenizer
+
+    @property
+    def closed(self) -> bool:
+        return self._portal.closed
+
+    def close(self) -> None:
+        """Abort what runs and end the engine and its thread. Again is fine, and does nothing."""
+        self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _default_sampling_params(generation: GenerationDefaults) -> SamplingParams:
+    given = {name: value for name, value in attrs.asdict(generation).items() if value is not None}
+    if "max_new_tokens" in given:
+        given["max_tokens"] = given.pop("max_new_tokens")
+    return SamplingParams(**given)
+
+
+class _Desk:
+    """The requests of one engine. It does not know the LLMEngine, which so can be collected while they run.
+
+    The coroutines run in the portal's thread, one at a time, while the caller's thread waits for them; all
+    else belongs to the caller's thread.
+    """
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self.requests: dict[str, OutputChannel] = {}
+        """Every request whose end `hand_out` has not told yet."""
+        self._llm = llm
+        # Taken from the channels and not handed out yet: at most what one `collect` found. They are kept
+        # here, and not returned by `collect`, because Ctrl-C may lose the result of a call.
+        self._outputs: list[RequestOutput] = []
+        self._failures: dict[str, Exception] = {}
+        # Channels whose watcher has called since the last `collect`, as an ordered set.
+        self._news: dict[OutputChannel, None] = {}
+        self._arrival = trio.lowlevel.ParkingLot()
+
+    async def submit(
+        self, request_id: str, prompt: PromptType, params: SamplingParams, priority: int
+    ) -> None:
+        channel = await self._llm.submit(prompt, params, request_id=request_id, priority=priority)
+        channel.watcher = functools.partial(self._note, channel)
+        self.requests[request_id] = channel
+        if channel.has_news:
+            self._note(channel)
+
+    def _note(self, channel: OutputChannel) -> None:
+        self._news[channel] = None
+        self._arrival.unpark_all()
+
+    async def collect(self) -> None:
+        """Wait for news and take them all. A checkpoint; cancelling it loses nothing."""
+        await trio.lowlevel.checkpoint()
+        while not self._news:
+            await self._arrival.park()
+        news, self._news = self._news, {}
+        for channel in news:
+            if channel.has_news:
+                self._take(channel)
+
+    def _take(self, channel: OutputChannel) -> None:
+        try:
+            self._outputs.append(channel.take_nowait())
+        except Exception as error:
+            self._failures[channel.request_id] = error  # for `hand_out` to raise
+        if channel.exhausted:
+            self._llm.release(channel)
+
+    async def abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if (channel := self.requests.pop(request_id, None)) is not None:
+                self._news.pop(channel, None)
+                self._failures.pop(request_id, None)
+                self._llm.release(channel)
+        self._outputs = [output for output in self._outputs if output.request_id in self.requests]
+
+    @property
+    def has_takings(self) -> bool:
+        return bool(self._outputs or self._failures)
+
+    def hand_out(self) -> list[RequestOutput]:
+        """The outputs that were taken. Before them, one by one, raises the errors: each ends its requests."""
+        if self._failures:
+            error = next(iter(self._failures.values()))
+            for request_id in [name for name, failure in self._failures.items() if failure is error]:
+                del self._failures[request_id], self.requests[request_id]
+            raise error
+        outputs, self._outputs = self._outputs, []
+        for output in outputs:
+            if output.finished:
+                del self.requests[output.request_id]
+        return outputs

@@ -1,0 +1,47 @@
+"""GGUF files become Hugging Face directories in the cache, once, in a process of their own.
+
+That process may import transformers (and so torch), which this one must not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trioserve.model_sources.cache import cache_root, publish_directory
+from trioserve.model_sources.digests import file_digest
+from trioserve.model_sources.gguf_header import read_header
+from trioserve.model_sources.gguf_llama import hugging_face_architecture
+from trioserve.model_sources.helper_process import call_helper
+from trioserve.model_sources.servable import check_architecture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trioserve.config import DType
+    from trioserve.model_sources.progress import Progress
+
+__all__ = ["convert_gguf"]
+
+_FORMAT = 1
+"""Counts up when the same file would be converted into something else."""
+
+
+def convert_gguf(path: Path, dtype: DType, progress: Progress) -> Path:
+    """A Hugging Face directory with the file's model in `dtype`, from the cache if it is there.
+
+    Raises:
+      ModelSourceError: the file cannot be read, or the conversion failed.
+      ModelNotSupportedError: the file's architecture, vocabulary or quantization is not supported.
+    """
+    target = cache_root() / "converted" / f"{file_digest(path, progress)}-{dtype}-v{_FORMAT}"
+    if target.is_dir():
+        return target
+    architecture = hugging_face_architecture(read_header(path), where=str(path))
+    check_architecture(architecture, where=str(path))
+    progress.note(f"Converting {path.name} to {dtype}, once.")
+    with publish_directory(target) as partial:
+        call_helper(
+            "trioserve.model_sources.convert_gguf",
+            {"source": str(path), "target": str(partial), "dtype": dtype},
+        )
+    return target

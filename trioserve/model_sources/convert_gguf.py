@@ -1,0 +1,102 @@
+"""`python -m trioserve.model_sources.convert_gguf`: the helper process that converts a GGUF file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trioserve.errors import ModelNotSupportedError, ModelSourceError
+from trioserve.model_sources.gguf_header import GgufHeader, read_header
+from trioserve.model_sources.gguf_llama import (
+    ROPE_FACTORS,
+    hugging_face_architecture,
+    hugging_face_name,
+    llama_config,
+    restore_row_order,
+)
+from trioserve.model_sources.gguf_rope import rope_scaling
+from trioserve.model_sources.gguf_vocabulary import Vocabulary, build_tokenizer, tokenizer_config
+from trioserve.model_sources.gguf_weights import GgufWeights
+from trioserve.model_sources.helper_process import run_helper
+from trioserve.model_sources.safetensors_writer import write_safetensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trioserve.config import DType
+
+__all__ = ["convert"]
+
+
+def convert(source: Path, target: Path, dtype: DType) -> None:
+    """Convert the GGUF file `source` into the (empty) directory `target`.
+
+    Written are config.json, generation_config.json, tokenizer.json, tokenizer_config.json and
+    model.safetensors.
+
+    Raises:
+      ModelSourceError: the file is damaged.
+      ModelNotSupportedError: it holds something that cannot be converted.
+    """
+    header = read_header(source)
+    hugging_face_architecture(header, where=str(source))
+    vocabulary = Vocabulary(header.metadata)
+    weights = GgufWeights(source)
+    config = _config(header, weights, dtype) | _token_ids(vocabulary)
+    _write_json(target / "config.json", config)
+    _write_json(target / "generation_config.json", _token_ids(vocabulary))
+    _write_json(target / "tokenizer_config.json", tokenizer_config(vocabulary))
+    build_tokenizer(vocabulary, source).save(str(target / "tokenizer.json"))
+    _write_weights(header, weights, config, target / "model.safetensors")
+
+
+def _config(header: GgufHeader, weights: GgufWeights, dtype: DType) -> dict[str, Any]:
+    config = llama_config(header)
+    factors = header.tensors.get(ROPE_FACTORS)
+    divisors = None if factors is None else weights.load(factors).tolist()
+    config["rope_scaling"] = rope_scaling(header, config, divisors)
+    config["dtype"] = dtype
+    return config
+
+
+def _token_ids(vocabulary: Vocabulary) -> dict[str, Any]:
+    ids = {
+        "bos_token_id": vocabulary.token_id("bos"),
+        "eos_token_id": vocabulary.end_ids or None,
+        "pad_token_id": vocabulary.token_id("padding"),
+    }
+    return {name: value for name, value in ids.items() if value is not None}
+
+
+def _write_weights(header: GgufHeader, weights: GgufWeights, config: Mapping[str, Any], path: Path) -> None:
+    sources = (entry for entry in header.tensors.values() if entry.name != ROPE_FACTORS)
+    entries = {hugging_face_name(entry.name): entry for entry in sources}
+
+    def load(name: str) -> NDArray[np.float32]:
+        entry = entries[name]
+        return restore_row_order(entry.name, weights.load(entry), config)
+
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    write_safetensors(path, config["dtype"], shapes, load)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _work(request: dict[str, Any]) -> dict[str, str]:
+    source = Path(request["source"])
+    try:
+        convert(source, Path(request["target"]), request["dtype"])
+    except (ModelSourceError, ModelNotSupportedError) as error:
+        raise type(error)(f"{source} cannot be converted: {error}") from error
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(run_helper(_work))

@@ -1,0 +1,62 @@
+"""A GGUF file's tensors, dequantized. Runs in the converting process: it imports numpy and gguf."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from trioserve.errors import ModelNotSupportedError, ModelSourceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from trioserve.model_sources.gguf_header import TensorEntry
+
+__all__ = ["GgufWeights"]
+
+
+class GgufWeights:
+    """The tensors of one file, mapped into memory: only what is asked for is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._data = np.memmap(path, mode="r")
+
+    def load(self, entry: TensorEntry) -> NDArray[np.float32]:
+        """The tensor in float32, in its shape.
+
+        Raises:
+          ModelSourceError: the file is cut off.
+          ModelNotSupportedError: the quantization is not known.
+        """
+        kind = _quantization_of(entry)
+        block, block_bytes = GGML_QUANT_SIZES[kind]
+        row_bytes = entry.shape[-1] // block * block_bytes
+        size = math.prod(entry.shape[:-1]) * row_bytes
+        raw = self._data[entry.offset : entry.offset + size]
+        if len(raw) != size:
+            raise ModelSourceError(f"The file is cut off: the tensor {entry.name} is not all there.")
+        try:
+            values = dequantize(raw.reshape(*entry.shape[:-1], row_bytes), kind)
+        except NotImplementedError:
+            raise _unknown_quantization(entry, kind.name) from None
+        return np.ascontiguousarray(values, dtype=np.float32).reshape(entry.shape)
+
+
+def _quantization_of(entry: TensorEntry) -> GGMLQuantizationType:
+    try:
+        return GGMLQuantizationType(entry.type)
+    except ValueError:
+        raise _unknown_quantization(entry, str(entry.type)) from None
+
+
+def _unknown_quantization(entry: TensorEntry, kind: str) -> ModelNotSupportedError:
+    return ModelNotSupportedError(
+        f"The tensor {entry.name} is quantized as {kind}, which is not supported. Supported are F32, F16, "
+        "BF16, and the usual Q and IQ types."
+    )

@@ -1,0 +1,63 @@
+"""Can a model be served, by what its config.json says? If not, why not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trioserve.errors import ModelNotSupportedError
+from trioserve.models.registry import SUPPORTED
+
+__all__ = ["check_architecture", "check_servable"]
+
+_ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def check_servable(config: Mapping[str, Any], *, where: str) -> str:
+    """The architecture, if a config.json's model can be served.
+
+    Raises:
+      ModelNotSupportedError: the architecture, a quantization or a rope scaling is not supported.
+    """
+    architecture = _architecture_of(config, where)
+    if (quantization := config.get("quantization_config")) is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+        raise ModelNotSupportedError(
+            f"{where} has weights quantized by {method!r} (quantization_config). Supported are weights in "
+            "bfloat16, float16 or float32, and quantized .gguf files."
+        )
+    _check_rope(config, where)
+    return architecture
+
+
+def check_architecture(architecture: str, *, where: str, model_type: str | None = None) -> None:
+    """Raises ModelNotSupportedError unless the architecture is served."""
+    if architecture not in SUPPORTED:
+        kind = f" (model_type {model_type!r})" if model_type else ""
+        raise ModelNotSupportedError(
+            f"{where} has the architecture {architecture}{kind}, which is not supported. "
+            f"Supported are: {', '.join(sorted(SUPPORTED))}."
+        )
+
+
+def _architecture_of(config: Mapping[str, Any], where: str) -> str:
+    model_type = config.get("model_type")
+    found = config.get("architectures")
+    if not isinstance(found, list) or not found:
+        raise ModelNotSupportedError(
+            f"{where} names no architecture in its config.json (model_type {model_type!r}). "
+            f"Supported are: {', '.join(sorted(SUPPORTED))}."
+        )
+    check_architecture(str(found[0]), where=where, model_type=model_type)
+    return str(found[0])
+
+
+def _check_rope(config: Mapping[str, Any], where: str) -> None:
+    # transformers wrote rope_scaling up to version 4 and writes rope_parameters since; old files say `type`.
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else rope
+    if kind not in {None, "none", *_ROPE_TYPES}:
+        raise ModelNotSupportedError(
+            f"{where} scales its rotary embeddings by {kind!r}, which is not supported. "
+            f"Supported are: {', '.join(_ROPE_TYPES)}."
+        )

@@ -1,0 +1,33 @@
+"""Which model architectures have a native implementation, and where."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from trioserve.errors import ModelNotSupportedError
+
+if TYPE_CHECKING:
+    from trioserve.models.decoder import DecoderModel
+
+__all__ = ["SUPPORTED", "load_class"]
+
+SUPPORTED: dict[str, str] = {
+    "LlamaForCausalLM": "trioserve.models.llama:LlamaForCausalLM",
+}
+"""Architecture, as in config.json's `architectures` -> "module:class". Reading it imports no torch."""
+
+
+def load_class(architecture: str) -> type[DecoderModel]:
+    """The class that implements an architecture; imports its module, and torch with it.
+
+    Raises:
+      ModelNotSupportedError: there is none.
+    """
+    if architecture not in SUPPORTED:
+        raise ModelNotSupportedError(
+            f"There is no native implementation of {architecture}; supported: {', '.join(sorted(SUPPORTED))}."
+        )
+    module, name = SUPPORTED[architecture].split(":")
+    model_class: type[DecoderModel] = getattr(importlib.import_module(module), name)
+    return model_class

@@ -1,0 +1,56 @@
+"""The bar that offline generation shows."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from tqdm.auto import tqdm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trioserve.outputs import RequestOutput
+
+__all__ = ["ProgressBar"]
+
+
+class _Tqdm(tqdm):  # type: ignore[misc]  # tqdm has no types
+    monitor_interval = 0  # no monitor thread, which would outlive the bar
+
+
+class ProgressBar(AbstractContextManager["ProgressBar"]):
+    """Counts finished completions, and estimates tokens per second since it was made."""
+
+    def __init__(self, total: int, use_tqdm: bool | Callable[..., Any]) -> None:
+        """`use_tqdm`: see `trioserve.llm.UseTqdm`."""
+        self._bar: Any = None
+        self._started = time.monotonic()
+        self._input_tokens = 0
+        self._output_tokens = 0
+        if use_tqdm and total:
+            make_bar = _Tqdm if use_tqdm is True else use_tqdm
+            self._bar = make_bar(
+                total=total, desc="Processed prompts", dynamic_ncols=True, postfix=self._speed()
+            )
+
+    def advance(self, output: RequestOutput) -> None:
+        """Count a finished request: all of its completions."""
+        if self._bar is None:
+            return
+        self._input_tokens += len(output.prompt_token_ids) * len(output.outputs)
+        self._output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        self._bar.set_postfix_str(self._speed(), refresh=False)
+        self._bar.update(len(output.outputs))
+
+    def _speed(self) -> str:
+        elapsed = max(time.monotonic() - self._started, 1e-3)
+        return (
+            f"est. speed input: {self._input_tokens / elapsed:.2f} toks/s, "
+            f"output: {self._output_tokens / elapsed:.2f} toks/s"
+        )
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()

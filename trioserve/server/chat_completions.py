@@ -1,0 +1,177 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+from msgspec import UNSET
+
+from trioserve.server.errors import public_finish_reason
+from trioserve.server.framing import ChunkFraming
+from trioserve.server.generation import Generation, open_outputs
+from trioserve.server.logprobs import chat_logprobs
+from trioserve.server.protocol.chat import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    Delta,
+)
+from trioserve.server.protocol.readers import CHAT_READER
+from trioserve.server.replies import json_reply
+from trioserve.server.request_scope import request_stack
+from trioserve.server.sampling import make_params
+from trioserve.server.service import Service, read_json_body
+from trioserve.server.sse import sse_response
+from trioserve.server.streaming import EventStream
+from trioserve.server.usage import UsageCounter
+
+if TYPE_CHECKING:
+    from quart import Response
+
+    from trioserve.frontend.tokenizer import Tokenizer
+    from trioserve.outputs import CompletionOutput, RequestOutput
+    from trioserve.server.framing import ReplyHead
+    from trioserve.server.protocol.chat import ChatCompletionRequest, ChatLogprobs
+    from trioserve.server.protocol.usage import Usage
+
+__all__ = ["ChatCompletions"]
+
+
+@attrs.frozen(eq=False)
+class ChatCompletions:
+    """The handler. The engine's work ends with the request's scope, whatever ends that."""
+
+    _service: Service
+    _max_body_size: int
+
+    async def create(self) -> Response:
+        request = CHAT_READER.read(await read_json_body(self._max_body_size))
+        self._service.check_model(request.model)
+        head = self._service.reply_head("chatcmpl", request.request_id)
+        generation = await self._plan(request, head)
+        outputs = await open_outputs(self._service.llm, generation, request_stack())
+        tokenizer = self._service.llm.tokenizer
+        if request.stream:
+            events = EventStream(outputs, ChatChunks(request, head, tokenizer), num_prompts=1)
+            await events.start()
+            return sse_response(events)
+        _, output = await outputs.next()
+        return json_reply(_whole_reply(request, head, output, tokenizer))
+
+    async def _plan(self, request: ChatCompletionRequest, head: ReplyHead) -> Generation:
+        llm = self._service.llm
+        defaults = llm.model.generation
+        params = make_params(
+            request,
+            defaults,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            logprobs=request.num_top_logprobs,
+        )
+        prompt = await llm.render_chat(
+            [message.for_template() for message in request.messages],
+            add_generation_prompt=request.adds_generation_prompt,
+            continue_final_message=bool(request.continue_final_message),
+            tools=request.tools,
+            template_kwargs=request.template_kwargs,
+        )
+        return Generation(
+            prompts=[prompt],
+            request_ids=[head.id],
+            params=params,
+            cache_salt=request.cache_salt,
+            priority=request.priority or 0,
+        )
+
+
+def _logprobs(
+    request: ChatCompletionRequest, completion: CompletionOutput, tokenizer: Tokenizer
+) -> ChatLogprobs | None:
+    num_top = request.num_top_logprobs
+    if num_top is None or completion.logprobs is None:
+        return None
+    return chat_logprobs(completion.logprobs, num_top, tokenizer)
+
+
+def _whole_reply(
+    request: ChatCompletionRequest, head: ReplyHead, output: RequestOutput, tokenizer: Tokenizer
+) -> ChatCompletion:
+    usage = UsageCounter()
+    usage.add_prompt(output)
+    choices = []
+    for completion in output.outputs:
+        usage.completion_tokens += len(completion.token_ids)
+        choices.append(
+            ChatChoice(
+                index=completion.index,
+                message=AssistantMessage(completion.text),
+                logprobs=_logprobs(request, completion, tokenizer),
+                finish_reason=public_finish_reason(completion) or "stop",
+                stop_reason=completion.stop_reason,
+                token_ids=completion.token_ids if request.return_token_ids else UNSET,
+            )
+        )
+    return ChatCompletion(
+        id=head.id,
+        created=head.created,
+        model=head.model,
+        choices=choices,
+        usage=usage.usage(),
+        system_fingerprint=head.system_fingerprint,
+        prompt_token_ids=output.prompt_token_ids if request.return_token_ids else UNSET,
+    )
+
+
+class ChatChunks:
+    """The chunks of a stream: first every choice's role, then what comes, at last the usage."""
+
+    def __init__(self, request: ChatCompletionRequest, head: ReplyHead, tokenizer: Tokenizer) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._framing = ChunkFraming("chat.completion.chunk", head, wants_usage=request.wants_usage)
+        self._usage = UsageCounter()
+        self._wants_continuous_usage = request.wants_continuous_usage
+        self._started = False
+        # With either of these a chunk without text has something to say all the same.
+        self._shows_tokens = bool(request.logprobs or request.return_token_ids)
+
+    def write(self, prompt_index: int, output: RequestOutput) -> bytes:
+        frames = []
+        if not self._started:
+            self._started = True
+            self._usage.add_prompt(output)
+            frames += self._role_frames(output)
+        for completion in output.outputs:
+            self._usage.completion_tokens += len(completion.token_ids)
+            if completion.text or completion.finish_reason is not None or self._shows_tokens:
+                frames.append(self._framing.frame(self._choice(completion), self._running_usage()))
+        return b"".join(frames)
+
+    def end(self) -> bytes:
+        return self._framing.usage_frame(self._usage.usage()) if self._request.wants_usage else b""
+
+    def _role_frames(self, output: RequestOutput) -> list[bytes]:
+        choices = [
+            ChatChunkChoice(index, Delta(content="", role="assistant", refusal=None))
+            for index in range(self._request.n or 1)
+        ]
+        usage = self._running_usage()
+        frames = [self._framing.frame(choice, usage) for choice in choices]
+        if self._request.return_token_ids:
+            frames[0] = self._framing.prompt_frame(choices[0], list(output.prompt_token_ids), usage)
+        return frames
+
+    def _choice(self, completion: CompletionOutput) -> ChatChunkChoice:
+        choice = ChatChunkChoice(completion.index, Delta(completion.text) if completion.text else Delta())
+        if completion.finish_reason is not None:
+            choice.finish_reason = public_finish_reason(completion)
+            choice.stop_reason = completion.stop_reason
+        if self._shows_tokens:
+            choice.logprobs = _logprobs(self._request, completion, self._tokenizer)
+            if self._request.return_token_ids:
+                choice.token_ids = completion.token_ids
+        return choice
+
+    def _running_usage(self) -> Usage | None:
+        return self._usage.usage() if self._wants_continuous_usage else None

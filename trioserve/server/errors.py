@@ -1,0 +1,163 @@
+"""The one place that turns exceptions into OpenAI error objects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+from quart import Quart, Response, request
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestTimeout
+
+from trioserve.errors import (
+    ClosedError,
+    EngineDeadError,
+    EngineGenerateError,
+    InvalidRequestError,
+    TrioserveError,
+)
+from trioserve.outputs import FinishReason
+from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
+
+if TYPE_CHECKING:
+    from trioserve.outputs import CompletionOutput
+
+__all__ = [
+    "ApiError",
+    "Failure",
+    "body_too_large",
+    "describe",
+    "install_error_handler",
+    "model_not_found",
+    "public_finish_reason",
+    "unauthorized",
+    "unsupported_content_type",
+]
+
+_logger = logging.getLogger("trioserve.server")
+
+INVALID_REQUEST = "invalid_request_error"
+SERVER_ERROR = "server_error"
+
+# Clients look for this code to shorten their prompt and try again.
+_TOO_LONG = {"input_text", "input_tokens"}
+
+
+@attrs.frozen
+class Failure:
+    """What a client is told."""
+
+    status: int
+    detail: ErrorDetail
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+
+
+class ApiError(TrioserveError):
+    """An error that belongs to HTTP or OpenAI's API alone."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.detail.message)
+        self.failure = failure
+
+
+def model_not_found(name: str) -> ApiError:
+    message = f"The model {name!r} does not exist."
+    return ApiError(Failure(404, ErrorDetail(message, INVALID_REQUEST, "model", "model_not_found")))
+
+
+def unauthorized(*, given: bool) -> ApiError:
+    message = (
+        "The API key is wrong."
+        if given
+        else "An API key is needed, in the header 'Authorization: Bearer KEY'."
+    )
+    detail = ErrorDetail(message, INVALID_REQUEST, None, "invalid_api_key")
+    return ApiError(Failure(401, detail, {"WWW-Authenticate": "Bearer"}))
+
+
+def unsupported_content_type(content_type: str | None) -> ApiError:
+    message = f"The content type must be application/json, got {content_type!r}."
+    return ApiError(Failure(400, ErrorDetail(message, INVALID_REQUEST, None, "unsupported_content_type")))
+
+
+def body_too_large(limit: int) -> ApiError:
+    message = f"The body is larger than {limit} bytes."
+    return ApiError(Failure(413, ErrorDetail(message, INVALID_REQUEST, None, "request_too_large")))
+
+
+def public_finish_reason(completion: CompletionOutput) -> str | None:
+    """OpenAI's spelling.
+
+    Raises:
+      EngineGenerateError, ApiError: the completion did not end by itself; a part of an answer must not look
+        like a whole one.
+    """
+    reason = completion.finish_reason
+    if reason is FinishReason.ABORT:
+        detail = ErrorDetail("The request was aborted by the server.", SERVER_ERROR, None, "aborted")
+        raise ApiError(Failure(503, detail))
+    if reason is FinishReason.ERROR:
+        raise EngineGenerateError("the completion ended with an error")
+    return None if reason is None else str(reason)
+
+
+def describe(error: Exception) -> Failure:
+    """What a client is told about `error`. Unforeseen ones are logged here, and hidden from clients."""
+    match error:
+        case ApiError():
+            return error.failure
+        case InvalidRequestError():
+            code = "context_length_exceeded" if error.parameter in _TOO_LONG else None
+            return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, error.parameter, code))
+        case HTTPException():
+            return _describe_http(error)
+        case _:
+            return _describe_server_error(error)
+
+
+def _describe_server_error(error: Exception) -> Failure:
+    match error:
+        case EngineDeadError():
+            return Failure(500, ErrorDetail("The engine has died.", SERVER_ERROR, None, "engine_dead"))
+        case ClosedError():
+            detail = ErrorDetail("The server is shutting down.", SERVER_ERROR, None, "shutting_down")
+            return Failure(503, detail)
+        case EngineGenerateError():
+            _logger.error("a request failed in the engine: %s", error)
+            return Failure(500, ErrorDetail("The request failed in the engine.", SERVER_ERROR))
+        case _:
+            _logger.error("unexpected error", exc_info=error)
+            return Failure(500, ErrorDetail("Internal server error", SERVER_ERROR))
+
+
+def _describe_http(error: HTTPException) -> Failure:
+    """Of what Quart raises before, or instead of, a handler of ours."""
+    status = error.code or 500
+    headers: dict[str, str] = {}
+    code = None
+    match error:
+        case NotFound():
+            message, code = f"Invalid URL ({request.method} {request.path})", "unknown_url"
+        case MethodNotAllowed():
+            headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
+            message = f"{request.method} is not allowed on {request.path}; allowed: {headers['Allow']}."
+            code = "method_not_supported"
+        case RequestTimeout():
+            message, code = "The body did not arrive in time.", "request_timeout"
+        case _:
+            message = error.description or error.name
+    kind = INVALID_REQUEST if status < 500 else SERVER_ERROR
+    return Failure(status, ErrorDetail(message, kind, None, code), headers)
+
+
+def install_error_handler(app: Quart) -> None:
+    """Every exception of a handler becomes an OpenAI error object."""
+
+    async def answer(error: Any) -> Response:
+        failure = describe(error)
+        body = msgspec.json.encode(ErrorResponse(failure.detail))
+        return Response(body, failure.status, dict(failure.headers), content_type="application/json")
+
+    app.register_error_handler(Exception, answer)

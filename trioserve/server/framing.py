@@ -1,0 +1,66 @@
+"""The bytes of a chunk: what is the same in every chunk of a response is encoded once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+
+from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
+
+if TYPE_CHECKING:
+    from trioserve.server.protocol.usage import Usage
+
+__all__ = ["DONE", "ChunkFraming", "ReplyHead", "error_frame"]
+
+DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+@attrs.frozen(kw_only=True)
+class ReplyHead:
+    """What a response and all of its chunks have in common."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class ChunkFraming:
+    """Makes `data: {...}` frames of one response; each carries one choice."""
+
+    def __init__(self, kind: str, head: ReplyHead, *, wants_usage: bool) -> None:
+        """`kind` is the value of the key `object`; with `wants_usage` every chunk has a key `usage`."""
+        start = _encode(
+            {
+                "id": head.id,
+                "object": kind,
+                "created": head.created,
+                "model": head.model,
+                "service_tier": None,
+                "system_fingerprint": head.system_fingerprint,
+            }
+        )
+        self._start = b"data: " + start.removesuffix(b"}") + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if wants_usage else b"]}\n\n"
+
+    def frame(self, choice: object, usage: Usage | None = None) -> bytes:
+        """A chunk of this choice; `usage` is given where every chunk is to carry one."""
+        end = self._end if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
+        return self._start + _encode(choice) + end
+
+    def prompt_frame(self, choice: object, prompt_token_ids: list[int], usage: Usage | None) -> bytes:
+        """As `frame`, with the prompt's token ids beside the choices."""
+        frame = self.frame(choice, usage).removesuffix(b"}\n\n")
+        return frame + b',"prompt_token_ids":' + _encode(prompt_token_ids) + b"}\n\n"
+
+    def usage_frame(self, usage: Usage) -> bytes:
+        """The chunk without a choice."""
+        return self._start + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+
+def error_frame(detail: ErrorDetail) -> bytes:
+    return b"data: " + _encode(ErrorResponse(detail)) + b"\n\n"

@@ -1,0 +1,121 @@
+"""What the connections of one HTTP server share: limits, the application, logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import attrs
+from hypercorn.config import Config
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState
+
+__all__ = ["Address", "FailureLog", "HttpLimits", "ServingContext", "error_body", "format_address"]
+
+Address = tuple[str, int] | None
+"""Host and port; None for a Unix socket."""
+
+_access = logging.getLogger("trioserve.access")
+_logger = logging.getLogger("trioserve.http")
+
+
+@attrs.frozen(kw_only=True)
+class HttpLimits:
+    """Bounds on what one client can take. Times in seconds."""
+
+    keep_alive_timeout: float = 5.0
+    """A connection that waits for a request, or for the rest of a request's headers, is closed after this."""
+
+    write_timeout: float = 30.0
+    """A response of which the kernel took no byte for so long is given up."""
+
+    shutdown_timeout: float = 30.0
+    """Requests that run when the shutdown begins are cancelled after this."""
+
+    max_header_bytes: int = 64 * 1024
+    """Incomplete headers may be this long; what arrives in the same read (64 KiB) is not counted."""
+
+    max_pipelined_bytes: int = 64 * 1024
+    """A client that sends more than this ahead, while its request runs, is disconnected."""
+
+    max_body_size: int = 16 * 1024 * 1024
+    """Bytes; a longer body is answered with 413."""
+
+
+@attrs.define(eq=False)
+class FailureLog:
+    """Logs what clients can cause: `burst` lines at once, then one a second, and how many were left out."""
+
+    burst: int = 10
+    _spent: float = 0.0
+    _seen: float = 0.0
+    _left_out: int = 0
+
+    def report(self, message: str, *arguments: object, error: BaseException) -> None:
+        """Log `message % arguments` with the traceback of `error`. Never waits."""
+        now = time.monotonic()
+        self._spent = max(0.0, self._spent - (now - self._seen))
+        self._seen = now
+        if self._spent > self.burst - 1:
+            self._left_out += 1
+            return
+        self._spent += 1
+        if self._left_out:
+            message += f" ({self._left_out} such failures before this one were not logged)"
+            self._left_out = 0
+        _logger.error(message, *arguments, exc_info=error)
+
+
+class Drainable(Protocol):
+    def drain(self) -> None:
+        """Close now if idle; else after the request that runs. Never waits."""
+
+
+@attrs.define(eq=False, kw_only=True)
+class ServingContext:
+    """One per server."""
+
+    app: AppWrapper
+    config: Config
+    limits: HttpLimits
+    state: ConnectionState
+    access_log: bool
+    failures: FailureLog = attrs.field(factory=FailureLog)
+    worker: WorkerContext = attrs.field(factory=lambda: WorkerContext(None))
+    connections: set[Drainable] = attrs.field(factory=set)
+    """The open ones. Their number is bounded by the process's file descriptors."""
+    draining: bool = False
+    """Set once, when the shutdown begins."""
+
+    def drain(self) -> None:
+        """Begin the shutdown: no further request is served."""
+        self.draining = True
+        for connection in list(self.connections):
+            connection.drain()
+
+    def log_access(self, method: str, path: str, status: int, seconds: float, peer: Address) -> None:
+        """One line per request. `path` is as the client wrote it, without the query."""
+        if self.access_log:
+            _access.info("%s %s %d %.1f ms %s", method, path, status, seconds * 1e3, format_address(peer))
+
+
+def format_address(address: Address) -> str:
+    """For logs."""
+    if address is None:
+        return "unix"
+    host, port = address
+    return f"{host}:{port}"
+
+
+def error_body(status: int, message: str | None = None) -> bytes:
+    """An OpenAI error object, as JSON."""
+    error: dict[str, Any] = {
+        "message": message or HTTPStatus(status).phrase,
+        "type": "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error",
+        "param": None,
+        "code": status,
+    }
+    return json.dumps({"error": error}).encode()

@@ -1,0 +1,138 @@
+"""POST /v1/chat/completions: the request, the response, the chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+from msgspec import UNSET, UnsetType
+
+from trioserve.server.protocol.messages import ChatMessage
+from trioserve.server.protocol.sampling import SamplingFields
+from trioserve.server.protocol.usage import Usage
+
+__all__ = [
+    "AssistantMessage",
+    "ChatChoice",
+    "ChatChunkChoice",
+    "ChatCompletion",
+    "ChatCompletionRequest",
+    "ChatLogprobs",
+    "ChatTokenLogprob",
+    "ChatTopLogprob",
+    "Delta",
+]
+
+
+@attrs.frozen(kw_only=True)
+class ChatCompletionRequest(SamplingFields):
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    """Wins over `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    """None: yes, unless `continue_final_message`."""
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Shown to the template only; calls are not parsed, so `tool_choice` has to be "none"."""
+    tool_choice: Any = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """None: no logprobs at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        if self.add_generation_prompt is None:
+            return not self.continue_final_message
+        return self.add_generation_prompt
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        """What the chat template gets beside messages and tools."""
+        given: dict[str, Any] = {}
+        if self.documents is not None:
+            given["documents"] = self.documents
+        if self.reasoning_effort is not None:
+            given["reasoning_effort"] = self.reasoning_effort
+            given["enable_thinking"] = self.reasoning_effort != "none"
+        return given | (self.chat_template_kwargs or {})
+
+
+@attrs.define
+class ChatTopLogprob:
+    token: str
+    logprob: float
+    bytes: list[int]
+    """UTF-8 of the token; tokens may hold parts of characters."""
+
+
+@attrs.define
+class ChatTokenLogprob:
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatTopLogprob]
+    """The most likely tokens, best first; the sampled one only if it is among them."""
+
+
+@attrs.define
+class ChatLogprobs:
+    content: list[ChatTokenLogprob]
+    refusal: None = None
+
+
+@attrs.define
+class AssistantMessage:
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+    annotations: list[Any] = attrs.Factory(list)
+
+
+@attrs.define(kw_only=True)
+class ChatChoice:
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+    token_ids: Sequence[int] | UnsetType = UNSET
+
+
+@attrs.define(kw_only=True)
+class ChatCompletion:
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    service_tier: str | None = None
+    system_fingerprint: str
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET
+
+
+@attrs.define
+class Delta:
+    """Keys that are not set are not sent."""
+
+    content: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+    refusal: UnsetType | None = UNSET
+
+
+@attrs.define
+class ChatChunkChoice:
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: Sequence[int] | UnsetType = UNSET

@@ -1,0 +1,28 @@
+"""What `GET /v1/models` answers."""
+
+from __future__ import annotations
+
+import attrs
+
+__all__ = ["ModelCard", "ModelList"]
+
+
+@attrs.frozen(kw_only=True)
+class ModelCard:
+    """OpenAI's four keys, and what clients of vLLM look for."""
+
+    id: str
+    created: int
+    """Unix time."""
+    object: str = "model"
+    owned_by: str = "trioserve"
+    root: str
+    """What was given as the model: a packaged name, path or hub id."""
+    parent: str | None = None
+    max_model_len: int
+
+
+@attrs.frozen
+class ModelList:
+    data: list[ModelCard]
+    object: str = "list"

@@ -1,0 +1,99 @@
+"""Fields that would change the answer and are not served: refused by name, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+__all__ = ["CHAT_REFUSALS", "COMPLETION_REFUSALS", "HARMLESS", "Refusal"]
+
+
+@attrs.frozen
+class Refusal:
+    field: str
+    allowed: str
+    """In words, as in "must be null"."""
+    _accepts: Callable[[Any], bool]
+
+    def allows(self, value: Any) -> bool:
+        """Null always means "not given"."""
+        return value is None or self._accepts(value)
+
+    def sentence(self, value: Any) -> str:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return f"{self.field} must be {self.allowed}, got {shown}: anything else is not supported."
+
+
+def _null(*fields: str) -> tuple[Refusal, ...]:
+    return tuple(Refusal(field, "null", lambda _: False) for field in fields)
+
+
+def _empty(*fields: str) -> tuple[Refusal, ...]:
+    return tuple(Refusal(field, "null or empty", lambda value: value in ([], {}, "")) for field in fields)
+
+
+def _false(*fields: str) -> tuple[Refusal, ...]:
+    return tuple(Refusal(field, "false or null", lambda value: value is False) for field in fields)
+
+
+def _true(*fields: str) -> tuple[Refusal, ...]:
+    return tuple(Refusal(field, "true or null", lambda value: value is True) for field in fields)
+
+
+def _is_text_format(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+_BOTH = (
+    Refusal("response_format", 'null or {"type": "text"}', _is_text_format),
+    *_null(
+        "allowed_token_ids",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "prompt_logprobs",
+        "repetition_detection",
+        "structured_outputs",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+    ),
+    *_empty("bad_words", "kv_transfer_params", "logits_processors", "vllm_xargs"),
+    *_false("return_tokens_as_token_ids", "use_beam_search"),
+    *_true("spaces_between_special_tokens"),
+)
+
+CHAT_REFUSALS = (
+    *_BOTH,
+    *_null("audio", "chat_template", "moderation", "web_search_options"),
+    *_empty("functions"),
+    *_false("add_special_tokens", "echo", "return_prompt_text", "store"),
+    *_true("include_reasoning"),
+    Refusal("function_call", 'null or "none"', lambda value: value == "none"),
+    Refusal("modalities", 'null or ["text"]', lambda value: value == ["text"]),
+    Refusal("verbosity", 'null or "medium"', lambda value: value == "medium"),
+)
+
+COMPLETION_REFUSALS = (*_BOTH, *_null("prompt_embeds"), *_empty("suffix"))
+
+HARMLESS = frozenset(
+    {
+        "length_penalty",
+        "media_io_kwargs",
+        "metadata",
+        "mm_processor_kwargs",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "truncation_side",
+        "user",
+    }
+)
+"""Known, and without an effect on the answer."""

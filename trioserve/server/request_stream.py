@@ -1,0 +1,158 @@
+"""One HTTP request: the call of the ASGI application, and the scope that ends it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+import trio
+from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClosed
+from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
+from hypercorn.typing import ASGIReceiveEvent, ASGISendEvent, ConnectionState
+from hypercorn.utils import suppress_body
+
+from trioserve.server.http_context import Address, ServingContext, error_body
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import h11
+    from hypercorn.typing import TaskGroup
+
+__all__ = ["STREAM_ID", "RequestStream"]
+
+STREAM_ID = 1
+
+# In the access log: the client left before there was a status (nginx's number).
+_CLIENT_CLOSED_REQUEST = 499
+
+# Parts of a request's body that wait for the application; each is at most one read, 64 KiB.
+_MAX_INBOX = 10
+
+
+class RequestStream(HTTPStream):
+    """Runs the application for one request, inside a cancel scope.
+
+    The scope is cancelled when the client leaves before the response is complete. An application that has
+    given its whole response is left to finish by itself.
+
+    Relies on hypercorn's `HTTPStream`: `app_send` turns the application's messages into events for `send`,
+    `state` says how far the response is, `app_put` takes the parts of the body, `_send_error_response`
+    answers where the application did not.
+    """
+
+    def __init__(
+        self,
+        context: ServingContext,
+        task_group: TaskGroup,
+        addresses: tuple[Address, Address],
+        send: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        """`addresses` are the client's and the server's; `send` takes the events of the response."""
+        super().__init__(
+            context.app, context.config, context.worker, task_group, False, *addresses, send, STREAM_ID
+        )
+        self._context = context
+        self._status = _CLIENT_CLOSED_REQUEST
+        self._call = trio.CancelScope()
+        self._to_app, self._for_app = trio.open_memory_channel[ASGIReceiveEvent](_MAX_INBOX)
+        self.app_put = self._put
+
+    def begin(self, request: h11.Request, target: bytes) -> None:
+        """Start the application in a task of its own. `target` is the request's, in origin form."""
+        path, _, query = target.partition(b"?")
+        self.start_time = trio.current_time()
+        self.scope = {
+            "type": "http",
+            "http_version": request.http_version.decode(),
+            "asgi": {"spec_version": "2.1", "version": "3.0"},
+            "method": request.method.decode().upper(),
+            "scheme": self.scheme,
+            "path": unquote(path.decode()),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": self.config.root_path,
+            "headers": list(request.headers),
+            "client": self.client,
+            "server": self.server,
+            "state": ConnectionState(self._context.state.copy()),
+            "extensions": {},
+        }
+        self.task_group.spawn(self._run)
+
+    async def handle(self, event: Event) -> None:
+        if isinstance(event, StreamClosed):
+            self.part()
+        else:
+            await super().handle(event)
+
+    def part(self, status: int | None = None) -> None:
+        """Part client and request: the application is cancelled unless its response is complete.
+
+        `status` is what the client is told, where that does not come from the application. Never waits, so
+        that it also works in a cancelled task.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self._status = status or self._status
+        if self.state is not ASGIHTTPState.CLOSED:
+            self._call.cancel()
+        self._to_app.close()
+
+    async def app_send(self, message: ASGISendEvent | None) -> None:
+        """Take a message of the application; None when it has returned."""
+        if message is not None:
+            if self.closed:
+                await trio.lowlevel.checkpoint()  # nobody is left to read it
+                return
+            if message["type"] == "http.response.start":
+                self._status = int(message["status"])
+        await super().app_send(message)
+
+    async def _run(self) -> None:
+        try:
+            with self._call:
+                await self._call_app()
+                await self.app_send(None)
+        finally:
+            self._for_app.close()
+            seconds = trio.current_time() - self.start_time
+            path = self.scope["raw_path"].decode()
+            self._context.log_access(self.scope["method"], path, self._status, seconds, self.client)
+
+    async def _call_app(self) -> None:
+        # A group may hold errors beside the cancellation: the errors are logged, the cancellation goes on.
+        try:
+            await self.app(
+                self.scope, self._receive, self.app_send, trio.to_thread.run_sync, trio.from_thread.run
+            )
+        except* Exception as errors:
+            method, path = self.scope["method"], self.scope["raw_path"].decode()
+            self._context.failures.report("the application failed on %s %s", method, path, error=errors)
+
+    async def _receive(self) -> ASGIReceiveEvent:
+        try:
+            return await self._for_app.receive()
+        except trio.EndOfChannel:
+            return {"type": "http.disconnect"}
+
+    async def _put(self, message: ASGIReceiveEvent) -> None:
+        # When the application or the client is done with the request, nobody wants the rest of its body.
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._to_app.send(message)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        self._status = status_code
+        body = error_body(status_code)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        await self.send(Response(stream_id=STREAM_ID, headers=headers, status_code=status_code))
+        if not suppress_body(self.scope["method"], status_code):
+            await self.send(Body(stream_id=STREAM_ID, data=body))
+        await self.send(EndBody(stream_id=STREAM_ID))
+        self.state = ASGIHTTPState.CLOSED

@@ -1,0 +1,111 @@
+"""What the handlers of all APIs share: the engine, its names, and the identity of a reply."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import attrs
+from quart import Response, g, request
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from trioserve.async_llm import AsyncLLM
+from trioserve.errors import InvalidRequestError
+from trioserve.server.errors import body_too_large, model_not_found, unsupported_content_type
+from trioserve.server.framing import ReplyHead
+from trioserve.version import __version__
+
+if TYPE_CHECKING:
+    from quart import Quart
+
+
+__all__ = ["Service", "identify_requests", "read_json_body"]
+
+_REQUEST_ID_HEADER = "X-Request-Id"
+_MAX_REQUEST_ID = 256
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Service:
+    """One engine behind the HTTP routes."""
+
+    llm: AsyncLLM
+    model_names: tuple[str, ...]
+    """All that clients may use; the first is the one that answers carry."""
+    started: int
+    """Unix time."""
+    system_fingerprint: str
+    """Stands for everything that decides what a seed gives."""
+
+    @classmethod
+    def for_llm(cls, llm: AsyncLLM) -> Service:
+        setup = f"{llm.config.scheduler!r} {llm.config.cache!r} {llm.config.threads} {llm.model!r}"
+        return cls(
+            llm=llm,
+            model_names=llm.config.model.served_model_names,
+            started=int(time.time()),
+            system_fingerprint=f"trioserve-{__version__}-{hashlib.sha256(setup.encode()).hexdigest()[:8]}",
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """No name, or an empty one, means the only model there is.
+
+        Raises:
+          ApiError: no model is served under this name (404).
+        """
+        if name and name not in self.model_names:
+            raise model_not_found(name)
+
+    def reply_head(self, prefix: str, request_id: str | None) -> ReplyHead:
+        """Of a new reply. Its id is `prefix` and the header X-Request-Id, else `request_id`, else a random
+        one, which the response header then tells."""
+        if request_id and not request.headers.get(_REQUEST_ID_HEADER):
+            g.request_id = _checked_request_id(request_id)
+        return ReplyHead(
+            id=f"{prefix}-{g.request_id}",
+            created=int(time.time()),
+            model=self.model_names[0],
+            system_fingerprint=self.system_fingerprint,
+        )
+
+
+def _checked_request_id(request_id: str) -> str:
+    """It goes into a header and into the log: one line of visible ASCII."""
+    if len(request_id) > _MAX_REQUEST_ID or not request_id.isascii() or not request_id.isprintable():
+        raise InvalidRequestError(
+            f"request_id must be at most {_MAX_REQUEST_ID} printable ASCII characters.",
+            parameter="request_id",
+        )
+    return request_id
+
+
+def identify_requests(app: Quart) -> None:
+    """Give every request an id: the client's X-Request-Id or a random one, and say it in the response."""
+
+    async def before() -> None:
+        g.request_id = uuid.uuid4().hex
+        if given := request.headers.get(_REQUEST_ID_HEADER):
+            g.request_id = _checked_request_id(given)
+
+    async def after(response: Response) -> Response:
+        response.headers[_REQUEST_ID_HEADER] = g.request_id
+        return response
+
+    app.before_request(before)
+    app.after_request(after)
+
+
+async def read_json_body(limit: int) -> bytes:
+    """The body of the request at hand, which must be declared as JSON.
+
+    Raises:
+      ApiError: it is not (400), or is larger than `limit` bytes (413).
+    """
+    if request.mimetype != "application/json" and not request.mimetype.endswith("+json"):
+        raise unsupported_content_type(request.headers.get("Content-Type"))
+    try:
+        return await request.get_data(cache=True, as_text=False, parse_form_data=False)
+    except RequestEntityTooLarge:
+        raise body_too_large(limit) from None

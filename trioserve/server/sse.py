@@ -1,0 +1,60 @@
+"""Server-sent events from an object that is asked for one frame after the other.
+
+The body is a class and not an async generator: a generator that was never started does not run its cleanup,
+and what must end with the request belongs on the request's stack (`request_scope`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from quart import Response
+from quart.wrappers.response import ResponseBody
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+__all__ = ["FrameSource", "StreamingBody", "sse_response"]
+
+
+class FrameSource(Protocol):
+    async def next_frame(self) -> bytes | None:
+        """Wait for the next bytes to send; None at the end. Called by one task, once at a time."""
+
+
+class StreamingBody(ResponseBody):
+    """A response body that makes one write of each frame. Owns nothing."""
+
+    def __init__(self, source: FrameSource) -> None:
+        self._source = source
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        frame = await self._source.next_frame()
+        if frame is None:
+            raise StopAsyncIteration
+        return frame
+
+
+def sse_response(source: FrameSource) -> Response:
+    """A response of `source`'s frames, each a whole number of events, with no limit on its time."""
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    response = Response(
+        StreamingBody(source), headers=headers, content_type="text/event-stream; charset=utf-8"
+    )
+    response.timeout = None
+    return response

@@ -1,0 +1,130 @@
+"""How many blocks the KV cache gets. Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from trioserve.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trioserve.config import EngineConfig, ResolvedModel
+
+__all__ = ["available_memory", "num_kv_blocks"]
+
+_AUTOMATIC_SHARE = 4
+"""The automatic size is the available memory divided by this: others live on the machine too."""
+
+
+def num_kv_blocks(bytes_per_block: int, config: EngineConfig, model: ResolvedModel) -> int:
+    """As many as `config.cache.memory_bytes` holds; if that is None, as many as the machine can well spare.
+
+    The automatic size is a quarter of the available memory, at most what `max_num_seqs` sequences of
+    `max_model_len` fill, and at least one such sequence.
+
+    Raises:
+      InvalidConfigError: one sequence of `max_model_len` would not fit.
+    """
+    per_sequence = -(-model.max_model_len // config.cache.block_size)
+    if config.cache.memory_bytes is None:
+        memory = available_memory()
+        useful = config.scheduler.max_num_seqs * per_sequence
+        wanted = min(max(memory // _AUTOMATIC_SHARE // bytes_per_block, per_sequence), useful)
+    else:
+        memory = config.cache.memory_bytes
+        wanted = memory // bytes_per_block
+    if min(wanted, memory // bytes_per_block) < per_sequence:
+        raise _too_small(memory, bytes_per_block, per_sequence, config, model)
+    return wanted
+
+
+def _too_small(
+    memory: int, bytes_per_block: int, per_sequence: int, config: EngineConfig, model: ResolvedModel
+) -> InvalidConfigError:
+    needed = per_sequence * bytes_per_block
+    fits = memory // bytes_per_block * config.cache.block_size
+    given = "kv_cache_memory is" if config.cache.memory_bytes is not None else "the memory available is"
+    return InvalidConfigError(
+        f"One sequence of max_model_len={model.max_model_len} needs {_mib(needed)} of KV cache, and "
+        f"{given} {_mib(memory)}: set kv_cache_memory to {needed} or more, "
+        f"or max_model_len to {fits} or less.",
+        field="kv_cache_memory",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Bytes that can be taken without swapping: of the machine, or of this process's cgroups if that is less.
+
+    Args:
+      root: where /proc and /sys are.
+    """
+    return min(_machine_available(root), *_cgroup_available(root))
+
+
+def _machine_available(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == "MemAvailable":
+            return int(amount.split()[0]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable; set kv_cache_memory")
+
+
+def _cgroup_available(root: Path) -> Iterator[int]:
+    """What each cgroup above this process still allows; page cache that can be dropped counts as free."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            files = _CgroupFiles(root / "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            files = _CgroupFiles(
+                root / "sys/fs/cgroup/memory",
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "total_inactive_file",
+            )
+        else:
+            continue
+        yield from _levels_available(files, path.strip("/"))
+
+
+class _CgroupFiles(NamedTuple):
+    mount: Path
+    limit: str
+    usage: str
+    droppable: str
+    """The line of memory.stat."""
+
+
+def _levels_available(files: _CgroupFiles, path: str) -> Iterator[int]:
+    """Of the cgroup `path` and all above it. Inside a container the path may not exist, its root does."""
+    directory = files.mount / path
+    while True:
+        limit = "".join(_lines(directory / files.limit))
+        usage = "".join(_lines(directory / files.usage))
+        if limit.isdigit() and usage.isdigit():
+            yield max(0, int(limit) - int(usage) + _droppable(directory, files.droppable))
+        if directory == files.mount:
+            return
+        directory = directory.parent
+
+
+def _droppable(directory: Path, key: str) -> int:
+    for line in _lines(directory / "memory.stat"):
+        name, _, amount = line.partition(" ")
+        if name == key:
+            return int(amount)
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    """Empty if there is no such file: cgroups may not be mounted, and the root has no limit."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
