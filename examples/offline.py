@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trioserve import SamplingParams
-from trioserve.llm import LLM
+from trioserve import LLM
 
 
 def main() -> None:

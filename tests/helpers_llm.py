@@ -163,7 +163,7 @@ class ScriptedLLM:
             case "forever":
                 pass
             case "interrupt":
-                self._nursery.start_soon(_interrupt_the_call_that_waits)
+                self._nursery.start_soon(interrupt_the_call_that_waits)
             case "fail":
                 channel.put(EngineGenerateError("the request failed"))
             case "die":
@@ -175,7 +175,7 @@ class ScriptedLLM:
                     channel.put(output)
 
 
-async def _interrupt_the_call_that_waits() -> None:
+async def interrupt_the_call_that_waits() -> None:
     """Ctrl-C once the main thread is in a call that waits for the engine, and not before."""
     while True:
         await trio.testing.wait_all_tasks_blocked()

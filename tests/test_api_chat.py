@@ -279,7 +279,8 @@ async def test_defaults_are_the_models_and_then_ours() -> None:
     llm = FakeLLM(generation=GenerationDefaults(temperature=0.3, top_k=40, max_new_tokens=20))
     await ask(llm, top_k=5)
     params = llm.calls[0].params
-    assert (params.temperature, params.top_k, params.top_p, params.max_tokens) == (0.3, 5, 1.0, 20)
+    assert (params.temperature, params.top_k, params.top_p) == (0.3, 5, 1.0)
+    assert params.max_tokens is None  # the engine knows the model's own limit
 
 
 async def test_without_a_limit_the_answer_may_fill_the_window() -> None:

@@ -315,13 +315,14 @@ async def test_chat_messages_become_the_templates_text(fake: FakeEngine) -> None
     assert prompt.text == "<user>hi\n<assistant>I am"
 
 
-async def test_news_of_several_requests_can_be_awaited_at_once(fake: FakeEngine) -> None:
-    channels = [await fake.llm.submit(prompt, watch=True) for prompt in "xy"]
-    with trio.move_on_after(0):
-        await fake.llm.wait_news()
-        raise AssertionError("there are no news yet")
-    fake.client.emit(fake.client.added[1], "b", FinishReason.STOP)
-    await fake.llm.wait_news()
+async def test_a_watcher_hears_of_news(fake: FakeEngine) -> None:
+    channels = [await fake.llm.submit(prompt) for prompt in "xy"]
+    heard: list[int] = []
+    for number, channel in enumerate(channels):
+        channel.watcher = lambda number=number: heard.append(number)
+    fake.client.emit(fake.client.added[1], "b", FinishReason.LENGTH)
+    await wait_all_tasks_blocked()
+    assert heard == [1]
     assert [channel.has_news for channel in channels] == [False, True]
     for channel in channels:
         fake.llm.release(channel)

@@ -15,6 +15,7 @@ from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.errors import InvalidConfigError, ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources import SilentProgress, TerminalProgress, resolve_model
 from trioserve.model_sources.cache import cache_root, publish_directory
+from trioserve.model_sources.helper_process import call_helper
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -403,3 +404,27 @@ def test_what_a_killed_process_left_is_swept_later(tmp_path: Path) -> None:
     with publish_directory(tmp_path / "entry"):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-new", "entry"]
+
+
+# Helper processes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_helper_dies_with_its_parent() -> None:
+    program = (
+        "from trioserve.model_sources.helper_process import call_helper\n"
+        "call_helper('helper_that_waits', {}, shows_progress=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    with subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, env=environment) as parent:
+        assert parent.stderr is not None
+        helper = int(parent.stderr.readline())
+        os.kill(helper, 0)
+        parent.kill()
+        assert parent.stderr.read() == b""  # ends when the helper, too, has let go of it
+
+
+def test_a_helper_that_is_killed_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    with pytest.raises(ModelSourceError, match="helper_that_waits was killed by SIGKILL"):
+        call_helper("helper_that_waits", {"kill": True})

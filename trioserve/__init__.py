@@ -2,8 +2,10 @@
 
 What lies deeper may import what lies further down, never up (import-linter holds this, in pyproject.toml):
 
-    cli | server | llm, llm_engine, portal
-    async_llm
+    cli
+    server | llm
+    llm_engine
+    portal | async_llm
     frontend | model_sources
     link
     core
@@ -32,6 +34,8 @@ from trioserve.errors import ModelSourceError as ModelSourceError
 from trioserve.errors import TrioserveError as TrioserveError
 from trioserve.frontend.prompts import TextPrompt as TextPrompt
 from trioserve.frontend.prompts import TokensPrompt as TokensPrompt
+from trioserve.llm import LLM as LLM
+from trioserve.llm_engine import LLMEngine as LLMEngine
 from trioserve.outputs import CompletionOutput as CompletionOutput
 from trioserve.outputs import FinishReason as FinishReason
 from trioserve.outputs import Logprob as Logprob

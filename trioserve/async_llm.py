@@ -94,8 +94,6 @@ class AsyncLLM:
         self._stack = AsyncExitStack()
         self._sequence_ids = itertools.count(1)
         self._seeds = random.Random(config.model.seed)
-        self._news = trio.lowlevel.ParkingLot()
-        self._watched: set[OutputChannel] = set()
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> AsyncLLM:
@@ -132,8 +130,7 @@ class AsyncLLM:
 
     @asynccontextmanager
     async def _run(self) -> AsyncIterator[None]:
-        # Abandoned when cancelled: a download may take minutes, and what it leaves in the cache is whole.
-        self.model = await trio.to_thread.run_sync(resolve_model, self.config.model, abandon_on_cancel=True)
+        self.model = await trio.to_thread.run_sync(resolve_model, self.config.model)
         self.metrics = EngineMetrics(self.config.model.served_model_names[0], self.model.max_model_len)
         self._outputs = OutputProcessor(self.metrics)
         loaded = trio.Event()
@@ -227,7 +224,6 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
-        watch: bool = False,
     ) -> OutputChannel:
         """Start a request and return its channel, which the caller must `release`. Raises as `stream` does.
 
@@ -240,9 +236,6 @@ class AsyncLLM:
         params = self._inputs.fit_params(params, len(tokenized.token_ids))
         client = self._check_open()  # it may have died meanwhile
         channel = self._open_channel(tokenized, params, request_id or f"req-{uuid.uuid4().hex}")
-        if watch:
-            channel.watcher = self._note_news
-            self._watched.add(channel)
         sequences = {next(self._sequence_ids): completion for completion in channel.completions}
         self._outputs.register(channel, sequences)
         prompt_token_ids = array("i", tokenized.token_ids).tobytes()
@@ -264,7 +257,6 @@ class AsyncLLM:
     def release(self, channel: OutputChannel) -> None:
         """End a request of `submit`: forget it here, and abort it in the engine if it runs. Not a checkpoint.
         A second call does nothing."""
-        self._watched.discard(channel)
         self._abort_sequences(self._outputs.release(channel))
 
     def abort(self, request_id: str | Iterable[str]) -> None:
@@ -273,15 +265,6 @@ class AsyncLLM:
         Whoever reads such a request gets what was generated, as a last output."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             self._abort_sequences(self._outputs.abort(name))
-
-    async def wait_news(self) -> None:
-        """Wait until a channel of `submit(..., watch=True)` has news. Always a checkpoint."""
-        await trio.lowlevel.checkpoint()
-        while not any(channel.has_news for channel in self._watched):
-            await self._news.park()
-
-    def _note_news(self) -> None:
-        self._news.unpark_all()
 
     def _abort_sequences(self, sequence_ids: list[int]) -> None:
         if self._client is not None:

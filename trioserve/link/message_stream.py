@@ -33,6 +33,7 @@ class MessageStream:
         self._stream = stream
         self._frames = FrameReader(stream)
         self._outbound = bytearray()
+        self._in_flight = 0  # bytes that the writer has taken and the kernel has not
         self._wake_writer = trio.Event()
         self._has_room = trio.Event()
         self._is_idle = trio.Event()
@@ -61,7 +62,7 @@ class MessageStream:
 
     async def wait_room(self) -> None:
         """Wait while more than 8 MiB are waiting to be sent. No checkpoint where there is room."""
-        while len(self._outbound) > _ROOM and not self.broken:
+        while len(self._outbound) + self._in_flight > _ROOM and not self.broken:
             self._has_room = trio.Event()
             await self._has_room.wait()
 
@@ -75,7 +76,9 @@ class MessageStream:
                     self._wake_writer = trio.Event()
                     continue
                 data, self._outbound = self._outbound, bytearray()
+                self._in_flight = len(data)
                 await self._stream.send_all(data)
+                self._in_flight = 0
                 self._has_room.set()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.broken = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -26,10 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineProcess", "open_process_client"]
 
-log = logging.getLogger(__name__)
-
-_SHUTDOWN_GRACE = 5.0
-"""Seconds between closing the link and SIGKILL; an idle core needs some milliseconds, a busy one a step."""
+_SHUTDOWN_GRACE = 0.25
+"""Seconds between closing the link and SIGKILL. An idle core needs some milliseconds; one in the middle of a
+long step has nothing to lose either."""
 
 
 class EngineProcess:
@@ -71,12 +69,11 @@ class EngineProcess:
         return status
 
     async def stop(self) -> None:
-        """See the child to its end: it has been told by the link; after a grace period, SIGKILL. Shielded."""
+        """See the child to its end: the link has told it; after a grace period, SIGKILL. Shielded."""
         with trio.CancelScope(shield=True):
             with trio.move_on_after(_SHUTDOWN_GRACE):
                 await self.wait()
                 return
-            log.warning("The engine core (pid %d) did not end by itself; killing it.", self.pid)
             self._child.kill()
             await self.wait()
 

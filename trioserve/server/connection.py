@@ -152,18 +152,16 @@ class Connection:
 
     async def _write_rest(self, rest: memoryview) -> None:
         """Send what the kernel did not take at once."""
-        async with self._write_lock:
-            try:
-                while rest:
-                    with trio.fail_after(self._context.limits.write_timeout):
-                        sent = await self._socket.send(rest)
-                    rest = rest[sent:]
-            except (OSError, trio.ClosedResourceError, trio.TooSlowError):
-                pass
-            finally:
-                if rest:  # a part of a message is on the wire: nothing can follow it
-                    self._give_up()
-        await trio.lowlevel.checkpoint()
+        try:
+            with suppress(OSError, trio.ClosedResourceError, trio.TooSlowError):
+                async with self._write_lock:
+                    while rest:
+                        with trio.fail_after(self._context.limits.write_timeout):
+                            sent = await self._socket.send(rest)
+                        rest = rest[sent:]
+        finally:
+            if rest:  # a part of a message is on the wire: nothing can follow it
+                self._give_up()
 
     def _give_up(self) -> None:
         """End without a word: the client is gone, or does not read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -190,7 +191,14 @@ class Http1Protocol:
             self._context.log_access(method, path, refusal.status, 0.0, self._addresses[0])
         if can_answer:
             await self._transport.write(self._encode_refusal(refusal))
+        self._skip_request()
         self._transport.close()
+
+    def _skip_request(self) -> None:
+        """Pass over what has come of the request, so that `expects_more` knows whether that was all."""
+        with suppress(h11.RemoteProtocolError):
+            while isinstance(self._h11.next_event(), (h11.Data, h11.EndOfMessage)):
+                pass
 
     def _encode_refusal(self, refusal: _Refusal) -> bytes:
         body = error_body(refusal.status, refusal.message)

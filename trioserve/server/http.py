@@ -8,6 +8,7 @@ here, the connection in `connection.py`, HTTP/1.1 in `h11_protocol.py`, the requ
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from trioserve.server.lifespan import open_lifespan
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hypercorn.typing import ASGIFramework
 
@@ -58,33 +59,30 @@ async def serve_http(
     """
     context = _make_context(app, limits, access_log)
     sockets = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in listeners]
-    try:
-        async with open_lifespan(context.app, context.state, limits.shutdown_timeout):
-            await _serve_until(shutdown, context, sockets, task_status)
-    finally:
-        for listener in sockets:
-            listener.socket.close()
 
-
-async def _serve_until(
-    shutdown: trio.Event,
-    context: ServingContext,
-    listeners: list[trio.SocketListener],
-    task_status: trio.TaskStatus[None],
-) -> None:
     async def serve_connection(stream: trio.SocketStream) -> None:
         await Connection(context, stream).run()
 
-    async with trio.open_nursery() as connections:
-        async with trio.open_nursery() as accepting:
-            await accepting.start(
-                partial(trio.serve_listeners, serve_connection, listeners, handler_nursery=connections)
-            )
-            task_status.started()
-            await shutdown.wait()
-            accepting.cancel_scope.cancel()
-        context.drain()
-        connections.cancel_scope.deadline = trio.current_time() + context.limits.shutdown_timeout
+    lifespan = open_lifespan(context.app, context.state, limits.shutdown_timeout)
+    with _closing(sockets):
+        async with lifespan, trio.open_nursery() as connections:
+            accept = partial(trio.serve_listeners, serve_connection, sockets, handler_nursery=connections)
+            async with trio.open_nursery() as accepting:
+                await accepting.start(accept)
+                task_status.started()
+                await shutdown.wait()
+                accepting.cancel_scope.cancel()
+            context.drain()
+            connections.cancel_scope.deadline = trio.current_time() + limits.shutdown_timeout
+
+
+@contextmanager
+def _closing(listeners: Sequence[trio.SocketListener]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            listener.socket.close()
 
 
 def _make_context(app: ASGIFramework, limits: HttpLimits, access_log: bool) -> ServingContext:

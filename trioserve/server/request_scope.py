@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 
 import quart
 import trio
-from quart.asgi import ASGIHTTPConnection
 from quart.utils import encode_headers
 from quart.wrappers import Response
 from quart_trio import QuartTrio
@@ -46,26 +45,16 @@ def request_stack() -> AsyncExitStack:
 
 
 class _ScopedConnection(TrioASGIHTTPConnection):
-    """One request: a watcher of the client beside the handler.
+    """One request: quart-trio's watcher, which cancels when the client leaves, beside the handler.
 
     Relies on quart's private `_create_request_from_scope`.
     """
-
-    _answered = False  # nothing is left to send but the end of the response
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         request = self._create_request_from_scope(send)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.handle_messages, nursery, request, receive)
             await self.handle_request(nursery, request, send)
-
-    async def handle_messages(  # type: ignore[override]  # as in quart-trio
-        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
-    ) -> None:
-        # Not quart-trio's method, which also cancels a request that has just been answered.
-        await ASGIHTTPConnection.handle_messages(self, request, receive)
-        if not self._answered:
-            nursery.cancel_scope.cancel()
 
     async def handle_request(  # type: ignore[override]  # as in quart-trio
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
@@ -75,8 +64,8 @@ class _ScopedConnection(TrioASGIHTTPConnection):
             response = await self.app.handle_request(request)
             with trio.move_on_after(self._timeout(response)) as limit:
                 await self._send_head_and_body(send, response)
+        # A server answers the last message with a disconnect, so the stack had to close before it.
         if not limit.cancelled_caught:
-            self._answered = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         nursery.cancel_scope.cancel()
 
