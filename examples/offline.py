@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from trioserve import SamplingParams
-from trioserve import LLM
+from trioserve import LLM, SamplingParams
 
 
 def main() -> None:

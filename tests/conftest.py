@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
+from served import ServedModel, served
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -72,3 +74,14 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.01)
         leaked = Belongings.now().leaked_since(before)
     assert not leaked, f"left behind: {leaked}"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    """One server of the default model, for all tests that do not end it. It ends as a server should."""
+    # float32: in bfloat16, two tokens of nearly the same probability may change places with the batch.
+    with served(tmp_path_factory.mktemp("server"), ["--dtype", "float32"]) as running:
+        yield running
+        running.wait_until_idle()
+        assert running.terminate() == 0, running.log
+        assert "Traceback" not in running.log, running.log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from trioserve.core.stats import CoreStats
 from trioserve.errors import EngineDeadError
 from trioserve.link.columns import pack_step
 from trioserve.link.messages import Add, Ready, StepOutputs
-from trioserve.outputs import FinishReason
 from trioserve.version import __version__
 from trioserve.worker.batch import SampledToken
 
@@ -29,6 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
+
+    from trioserve.outputs import FinishReason
 
 STATS = CoreStats(
     num_running=0,
@@ -127,9 +127,9 @@ class FakeEngine:
 
 @asynccontextmanager
 async def open_fake_llm(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, **engine_args: Any
+    directory: Path, monkeypatch: pytest.MonkeyPatch, *, strict: bool = True, **engine_args: Any
 ) -> AsyncIterator[FakeEngine]:
-    """A real AsyncLLM over a fake engine core and a tokenizer of bytes."""
+    """A real AsyncLLM over a fake engine core and a tokenizer of bytes. Strict: every scope has ended."""
     save_byte_tokenizer(directory)
     client = FakeEngineClient()
     model = ResolvedModel(
@@ -154,4 +154,4 @@ async def open_fake_llm(
     args = EngineArgs.from_dict({"model": "fake", "log": {"stats_interval": 0}, **engine_args})
     async with AsyncLLM.from_engine_args(args) as llm:
         yield FakeEngine(llm, client)
-        assert llm.num_open_requests == 0, "a request outlived its scope"
+        assert not strict or llm.num_open_requests == 0, "a request outlived its scope"

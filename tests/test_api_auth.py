@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers_api import Client, FakeLLM
 
+from helpers_api import Client, FakeLLM
 from trioserve.args import ServerArgs
 
 TEXT = {"prompt": "Hi"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_api import Answer, Call, Client, FakeLLM, Reply
 
+from helpers_api import Answer, Call, Client, FakeLLM, Reply
 from trioserve.config import GenerationDefaults
 from trioserve.errors import EngineDeadError, EngineGenerateError
 from trioserve.outputs import FinishReason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_api import Answer, Call, Client, FakeLLM, Reply
 
+from helpers_api import Answer, Call, Client, FakeLLM, Reply
 from trioserve.errors import EngineDeadError
 from trioserve.frontend.prompts import TextPrompt
 from trioserve.outputs import FinishReason

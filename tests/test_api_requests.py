@@ -6,8 +6,8 @@ import json
 import logging
 
 import pytest
-from helpers_api import Client, FakeLLM
 
+from helpers_api import Client, FakeLLM
 from trioserve.args import ServerArgs
 
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import trio
-from helpers_api import Client, Exchange, FakeLLM
 from trio.testing import wait_all_tasks_blocked
+
+from helpers_api import Client, Exchange, FakeLLM
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
 CHAT_2 = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 2})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import trio
-from helpers_api import Client, FakeLLM
 from prometheus_client.parser import text_string_to_metric_families
 
+from helpers_api import Client, FakeLLM
 from trioserve.errors import ClosedError, EngineDeadError
 from trioserve.version import __version__
 

@@ -12,7 +12,6 @@ from trio.testing import wait_all_tasks_blocked
 from byte_tokenizer import EOS
 from fake_engine import FakeEngine, open_fake_llm
 from trioserve import RequestOutputKind, SamplingParams
-from trioserve.async_llm import AsyncLLM
 from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError
 from trioserve.outputs import FinishReason
 from trioserve.worker.batch import SampledToken
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from trioserve.async_llm import AsyncLLM
     from trioserve.outputs import RequestOutput
 
 DELTA = RequestOutputKind.DELTA
@@ -340,11 +340,9 @@ async def test_a_request_that_is_open_when_the_llm_closes_fails(
         except ClosedError as error:
             failures.append(error)
 
-    async with trio.open_nursery() as nursery:
-        with pytest.raises(AssertionError, match="outlived"):
-            async with open_fake_llm(tmp_path, monkeypatch) as fake:
-                nursery.start_soon(consume, fake.llm)
-                await wait_all_tasks_blocked()
+    async with trio.open_nursery() as nursery, open_fake_llm(tmp_path, monkeypatch, strict=False) as fake:
+        nursery.start_soon(consume, fake.llm)
+        await wait_all_tasks_blocked()
     assert len(failures) == 1
     with pytest.raises(ClosedError):
         await fake.llm.complete("x")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from helpers_chat_server import INTERRUPT, ChatServer, Terminal, running_chat_server
 from helpers_llm import ScriptedLLM, scripted_engine
-
 from trioserve.cli.local_source import LLMEngine
 from trioserve.cli.main import main
 from trioserve.errors import InvalidConfigError

@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from helpers_core import Driver
 
+from helpers_core import Driver
 from trioserve.core.engine import EngineCore, StepResult
 from trioserve.outputs import FinishReason
 

@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from helpers_core import Driver
 
+from helpers_core import Driver
 from trioserve.core.prefix_cache import block_hash, root_hash
 
 PROMPT = list(range(1, 13))  # three blocks of four

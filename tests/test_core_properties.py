@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from helpers_core import VOCAB_SIZE, Driver
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from helpers_core import VOCAB_SIZE, Driver
 
 MAX_MODEL_LEN = 24
 

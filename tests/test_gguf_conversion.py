@@ -8,9 +8,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from helpers_model_sources import HEADS, KV_HEADS, GgufFile, model_config, transformers_state
 from safetensors.torch import load_file
 
+from helpers_model_sources import HEADS, KV_HEADS, GgufFile, model_config, transformers_state
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources import SilentProgress, resolve_model
 from trioserve.model_sources.convert_gguf import convert

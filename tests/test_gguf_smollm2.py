@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import gguf
 import pytest
 import torch
-from helpers_model_sources import model_config, transformers_state
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from helpers_model_sources import model_config, transformers_state
 from trioserve.model_sources import PACKAGED_MODELS, SilentProgress, resolve_model
 from trioserve.model_sources.packaged import locate_packaged
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+
 from helpers_http import Client, Probe, Server, get, serving
 
 LEAVING = {"close": Client.close, "half_close": Client.half_close, "reset": Client.reset}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.testing
-from helpers_http import DEADLINE, Client, Gate, Probe, get, serving, start_stream
 from hypercorn.config import Config
 from hypercorn.trio import serve as serve_stock
 
+from helpers_http import DEADLINE, Client, Gate, Probe, get, serving, start_stream
 from trioserve.server.request_scope import App, request_stack
 from trioserve.server.sse import sse_response
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.testing
-from helpers_http import Client, Probe, get, post, serving, start_stream
 
+from helpers_http import Client, Probe, get, post, serving, start_stream
 from trioserve.server import connection, h11_protocol
 from trioserve.server.connection import Connection
 from trioserve.server.h11_protocol import is_chunked
@@ -170,7 +170,7 @@ async def test_headers_too_large(probe: Probe) -> None:
         assert (await server.ask(get("/hello", "x-long: " + "x" * 1500))).status == 200
         reply = await server.ask(b"GET /hello HTTP/1.1\r\nx-long: " + b"x" * 200_000)
         assert reply.status == 431
-        assert reply.error["code"] == 431
+        assert reply.error["code"] == "headers_too_large"
         assert "2000 bytes" in reply.error["message"]
 
 

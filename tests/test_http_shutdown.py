@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from helpers_http import DEADLINE, Client, Probe, Server, get, serving, start_stream
 from hypercorn.utils import LifespanFailureError, LifespanTimeoutError
+
+from helpers_http import DEADLINE, Client, Probe, Server, get, serving, start_stream
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ async def assert_refused(client: Client) -> None:
         "message": "The server is shutting down.",
         "type": "server_error",
         "param": None,
-        "code": 503,
+        "code": "shutting_down",
     }
     assert await client.read_to_end() == b""
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import pytest
 import trio
-from helpers_model_sources import model_config
 
+from helpers_model_sources import model_config
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources import SilentProgress, resolve_model
 

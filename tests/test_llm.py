@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers_llm import ScriptedLLM, scripted_llm
 
+from helpers_llm import ScriptedLLM, scripted_llm
 from trioserve.errors import ClosedError, EngineDeadError, EngineGenerateError, InvalidRequestError
 from trioserve.llm import LLM
 from trioserve.sampling_params import RequestOutputKind, SamplingParams

@@ -7,8 +7,8 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers_llm import ScriptedLLM, scripted_engine
 
+from helpers_llm import ScriptedLLM, scripted_engine
 from trioserve.errors import ClosedError, EngineDeadError, EngineGenerateError, InvalidRequestError
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 import trio
+
 from fake_engine import FakeEngine, open_fake_llm
 from helpers_llm import interrupt_the_call_that_waits
-
 from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError
 from trioserve.llm import LLM
 from trioserve.llm_engine import LLMEngine

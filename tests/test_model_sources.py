@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from helpers_model_sources import GgufFile, model_config
 
+from helpers_model_sources import GgufFile, model_config
 from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.errors import InvalidConfigError, ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources import SilentProgress, TerminalProgress, resolve_model

@@ -6,8 +6,8 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers_model_sources import GgufFile, model_config
 
+from helpers_model_sources import GgufFile, model_config
 from trioserve.errors import ModelSourceError
 from trioserve.model_sources import (
     PACKAGED_MODELS,

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from helpers_core import Driver
 
+from helpers_core import Driver
 from trioserve.config import SchedulerConfig
 from trioserve.core.kv_cache import KVCacheManager
 from trioserve.core.request import CoreRequest

@@ -7,9 +7,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from helpers_model_sources import GgufFile, byte_vocabulary
 from tokenizers import Tokenizer
 
+from helpers_model_sources import GgufFile, byte_vocabulary
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources.convert_gguf import convert
 

@@ -14,10 +14,11 @@ __all__ = ["end_nursery", "ungrouped"]
 
 
 def end_nursery(nursery: trio.Nursery) -> None:
-    """Cancel what runs in `nursery`, as the last thing its body does.
+    """Cancel what runs in `nursery`, as the last thing its body does after all went well.
 
     Shielded, so that a cancellation from outside does not surface in the middle of closing: the children end
-    by this one, promptly, as everything that is cancelled must.
+    by this one, promptly, as everything that is cancelled must. (After an error there is nothing to call:
+    the error leaves the body and the nursery cancels them. In a `finally` this would swallow a Cancelled.)
     """
     nursery.cancel_scope.shield = True
     nursery.cancel_scope.cancel()

@@ -158,7 +158,7 @@ class _CoreServer:
     def _add(self, add: Add) -> None:
         try:
             self._core.add(_to_core_request(add))
-        except ValueError as error:  # the frontend let something through: that request's failure, nobody else's
+        except ValueError as error:  # the frontend let it through: this request's failure, nobody else's
             log.error("request %d cannot be run: %s", add.request_id, error)
             self._send(StepResult.failure(add.request_id))
 

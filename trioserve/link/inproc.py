@@ -57,7 +57,6 @@ async def open_inproc_client(config: EngineConfig, model: ResolvedModel) -> Asyn
                 raise EngineStartError(
                     f"The engine core was not ready after {config.startup_timeout:g} seconds."
                 ) from None
-            finally:
-                end_nursery(nursery)
+            end_nursery(nursery)
     finally:
         near.close()

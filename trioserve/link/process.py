@@ -107,10 +107,10 @@ async def open_process_client(config: EngineConfig, model: ResolvedModel) -> Asy
                 ready = await _start(process, stream, config, model)
                 yield EngineCoreClient(stream, ready)
             finally:
-                end_nursery(nursery)
-                # A half-close asks the core to end; if it hangs, stop() kills it.
+                # A half-close asks the core to end; if it does not, stop() kills it.
                 stream.shut_down_sending()
                 await process.stop()
+            end_nursery(nursery)
     finally:
         stream.close()
 

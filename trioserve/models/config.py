@@ -59,7 +59,7 @@ class DecoderConfig:
 
 def _positive(_: object, attribute: attrs.Attribute[Any], value: float | None) -> None:
     if value is not None and value <= 0:
-        raise ValueError(f"must be above 0, got {value!r}")
+        raise ValueError(f"{attribute.name} must be above 0, got {value!r}")
 
 
 def _size(default: Any = attrs.NOTHING) -> Any:
@@ -117,7 +117,7 @@ def llama_config(raw: Mapping[str, Any]) -> DecoderConfig:
     try:
         parsed = _converter.structure(dict(raw), _LlamaJson)
     except Exception as error:  # whatever it is, it is about this file: each problem is named
-        problems = "; ".join(f"{p.path} {p.message}" for p in find_problems(error))
+        problems = "; ".join(f"{p.path} {p.message}".strip() for p in find_problems(error))
         raise ModelNotSupportedError(f"config.json: {problems}.") from error
     num_kv_heads = parsed.num_key_value_heads or parsed.num_attention_heads
     return DecoderConfig(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Protocol
 
 import attrs
+import msgspec
 from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
+
+from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
 
 __all__ = ["Address", "FailureLog", "HttpLimits", "ServingContext", "error_body", "format_address"]
 
@@ -110,12 +112,11 @@ def format_address(address: Address) -> str:
     return f"{host}:{port}"
 
 
+_CODES = {413: "request_too_large", 431: "headers_too_large", 503: "shutting_down"}
+
+
 def error_body(status: int, message: str | None = None) -> bytes:
     """An OpenAI error object, as JSON."""
-    error: dict[str, Any] = {
-        "message": message or HTTPStatus(status).phrase,
-        "type": "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error",
-        "param": None,
-        "code": status,
-    }
-    return json.dumps({"error": error}).encode()
+    kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    detail = ErrorDetail(message or HTTPStatus(status).phrase, kind, None, _CODES.get(status))
+    return msgspec.json.encode(ErrorResponse(detail))

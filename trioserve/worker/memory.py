@@ -64,7 +64,7 @@ def available_memory(root: Path = Path("/")) -> int:
     Args:
       root: where /proc and /sys are.
     """
-    return min(_machine_available(root), *_cgroup_available(root))
+    return min([_machine_available(root), *_cgroup_available(root)])
 
 
 def _machine_available(root: Path) -> int:

@@ -1,0 +1,122 @@
+"""The engine core under AsyncLLM: starting, being cancelled, dying, in a process and without one."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import trio
+
+from served import MODEL, children_of, is_running
+from trioserve import AsyncLLM, EngineArgs, EngineDeadError, EngineStartError, SamplingParams
+
+LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
+
+
+def engine_args(**values: object) -> EngineArgs:
+    return EngineArgs.from_dict({"model": MODEL, "log": {"stats_interval": 0}, **values})
+
+
+def own_engine() -> int:
+    (pid,) = children_of(os.getpid())
+    return pid
+
+
+async def wait_until_idle(llm: AsyncLLM) -> None:
+    with trio.fail_after(30):
+        while llm.metrics.totals().running or llm.metrics.totals().waiting:
+            await trio.sleep(0.01)  # noqa: ASYNC110 - the engine tells by a metric, which nothing announces
+
+
+async def test_the_engine_is_gone_when_the_scope_is() -> None:
+    async with AsyncLLM.from_engine_args(engine_args()) as llm:
+        engine = own_engine()
+        assert llm.is_running
+        await llm.check_health()
+    assert not is_running(engine)
+    assert not llm.is_running
+
+
+async def test_closing_does_not_wait_for_running_requests() -> None:
+    async with AsyncLLM.from_engine_args(engine_args()) as llm, llm.stream("x", LONG) as outputs:
+        await anext(outputs)
+        engine = own_engine()
+    assert not is_running(engine)
+
+
+@pytest.mark.parametrize("engine", ["process", "inproc"])
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 0.6])
+async def test_a_start_can_be_cancelled(engine: str, seconds: float) -> None:
+    with trio.move_on_after(seconds) as scope:
+        async with AsyncLLM.from_engine_args(engine_args(engine=engine)):
+            await trio.sleep_forever()
+    assert scope.cancelled_caught
+    assert children_of(os.getpid()) == []
+
+
+async def test_a_failed_start_is_one_error_with_the_cause() -> None:
+    with pytest.raises(EngineStartError, match="kv_cache_memory"):
+        async with AsyncLLM.from_engine_args(engine_args(kv_cache_memory="1MiB")):
+            raise AssertionError("it cannot start")
+
+
+async def test_a_failed_start_in_process_is_the_same_error() -> None:
+    with pytest.raises(EngineStartError, match="kv_cache_memory"):
+        async with AsyncLLM.from_engine_args(engine_args(kv_cache_memory="1MiB", engine="inproc")):
+            raise AssertionError("it cannot start")
+
+
+async def test_a_killed_engine_is_noticed_by_every_request_and_by_nobody_else() -> None:
+    failed = 0
+
+    async def consume(llm: AsyncLLM, started: trio.Event) -> None:
+        nonlocal failed
+        try:
+            async with llm.stream("x", LONG) as outputs:
+                async for _ in outputs:
+                    started.set()
+        except EngineDeadError:
+            failed += 1
+
+    async with AsyncLLM.from_engine_args(engine_args()) as llm:
+        async with trio.open_nursery() as nursery:
+            events = [trio.Event() for _ in range(3)]
+            for event in events:
+                nursery.start_soon(consume, llm, event)
+            for event in events:
+                await event.wait()
+            os.kill(own_engine(), signal.SIGKILL)
+        assert failed == 3
+        assert llm.errored
+        with pytest.raises(EngineDeadError):
+            await llm.complete("y")
+
+
+async def test_the_engine_ignores_signals_meant_for_the_whole_group() -> None:
+    async with AsyncLLM.from_engine_args(engine_args()) as llm:
+        os.kill(own_engine(), signal.SIGINT)
+        os.kill(own_engine(), signal.SIGTERM)
+        output = await llm.complete("x", SamplingParams(max_tokens=2, ignore_eos=True))
+    assert len(output.outputs[0].token_ids) == 2
+
+
+async def test_what_the_engine_holds_returns_to_nothing_after_any_end() -> None:
+    """Abort while queued, prefilling and decoding; a stop string; an ordinary end (I4)."""
+    async with AsyncLLM.from_engine_args(engine_args(max_num_seqs=2)) as llm:
+
+        async def leave(prompt: str, seconds: float) -> None:
+            with trio.move_on_after(seconds):
+                await llm.complete(prompt, LONG)
+
+        async with trio.open_nursery() as nursery:
+            for seconds in (0, 0.001, 0.05, 0.1, 0.2, 0.3):
+                nursery.start_soon(leave, "word " * 600, seconds)
+                nursery.start_soon(leave, "x", seconds)
+            nursery.start_soon(llm.complete, "Once upon a time", SamplingParams(max_tokens=5))
+            nursery.start_soon(llm.complete, "Once upon a time", SamplingParams(max_tokens=50, stop="e"))
+        await llm.check_health()  # a round trip: what was sent before has arrived
+        await wait_until_idle(llm)
+        assert llm.metrics.totals().kv_cache_usage == 0
+        assert await llm.reset_prefix_cache()
+        assert llm.num_open_requests == 0
