@@ -65,15 +65,14 @@ def expected(model: ResolvedModel) -> list[list[int]]:
     return outputs
 
 
-async def open_llm(**values: Any) -> AsyncIterator[AsyncLLM]:
+def new_llm(**values: Any) -> AsyncLLM:
     args = {"model": MODEL, "dtype": "float32", "log": {"stats_interval": 0}, **values}
-    async with AsyncLLM.from_engine_args(EngineArgs.from_dict(args)) as llm:
-        yield llm
+    return AsyncLLM.from_engine_args(EngineArgs.from_dict(args))
 
 
 @pytest.fixture
 async def llm() -> AsyncIterator[AsyncLLM]:
-    async for llm in open_llm():
+    async with new_llm() as llm:
         yield llm
 
 
@@ -110,6 +109,6 @@ async def test_in_a_batch_that_grows_and_with_prefix_hits(llm: AsyncLLM, expecte
 async def test_with_chunked_prefill_and_preemption(expected: list[list[int]]) -> None:
     # Room for about five of the twenty, and four tokens of prompt at a time beside the decodes.
     room = {"max_model_len": 256, "kv_cache_memory": "20MiB", "max_num_batched_tokens": 24}
-    async for llm in open_llm(**room):
+    async with new_llm(**room) as llm:
         assert await generate_all(llm) == expected
         assert llm.metrics.totals().preemptions > 0

@@ -54,7 +54,7 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_results_come_in_the_batchs_order(runner: ModelRunner) -> None:
-    """Prefills, decodes and unfinished chunks mixed: the runner sorts its rows, and the caller must not see."""
+    """Prefills, decodes and unfinished chunks mixed: the runner sorts its rows, and nobody sees it."""
 
     def sequences() -> list[DrivenSequence]:
         prompts = ([5, 6, 7, 8, 9], [50], [10, 11, 12], [90, 91], [33])

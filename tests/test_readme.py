@@ -1,0 +1,96 @@
+"""What the README and the examples show is run, as it stands there."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve
+
+from trioserve import AsyncLLM, EngineArgs
+
+if TYPE_CHECKING:
+    from served import ServedModel
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_curl_example(server: ServedModel) -> None:
+    (command,) = (block for block in blocks("console") if block.startswith("curl"))
+    answer = json.loads(run(["bash", "-c", command.replace("http://127.0.0.1:8000", server.url)]))
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
+def test_the_openai_example(server: ServedModel) -> None:
+    (program,) = (block for block in blocks("python") if "from openai" in block)
+    assert "Paris" in run([sys.executable, "-c", program.replace("http://127.0.0.1:8000", server.url)])
+
+
+@pytest.mark.parametrize("kind", ["AsyncLLM", "LLM("])
+def test_the_library_and_offline_examples(kind: str) -> None:
+    (program,) = (block for block in blocks("python") if kind in block)
+    assert "Paris" in run([sys.executable, "-c", program])
+
+
+@pytest.mark.parametrize("name", ["library.py", "offline.py"])
+def test_the_example_programs(name: str) -> None:
+    assert "Paris" in run([sys.executable, str(ROOT / "examples" / name)])
+
+
+def test_the_openai_client_program(server: ServedModel) -> None:
+    program = str(ROOT / "examples" / "openai_client.py")
+    assert "Paris" in run([sys.executable, program, f"{server.url}/v1"])
+
+
+async def test_the_api_inside_somebody_elses_application_under_stock_hypercorn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    from own_app import create_own_app  # type: ignore[import-not-found]
+
+    config = Config()
+    config.bind = ["127.0.0.1:0"]
+    async with (
+        AsyncLLM.from_engine_args(EngineArgs.from_dict({"log": {"stats_interval": 0}})) as llm,
+        trio.open_nursery() as nursery,
+    ):
+        ready = await nursery.start(serve, create_own_app(llm), config)
+        curl = ["curl", "-s", "--max-time", "60"]
+        haiku = await trio.run_process([*curl, f"{ready[0]}/haiku"], capture_stdout=True)
+        models = await trio.run_process([*curl, f"{ready[0]}/llm/v1/models"], capture_stdout=True)
+        nursery.cancel_scope.cancel()
+    assert haiku.stdout
+    assert json.loads(models.stdout)["data"][0]["id"] == "smollm2-135m"
+
+
+def test_every_flag_the_documents_name_exists() -> None:
+    help_text = run([sys.executable, "-m", "trioserve", "serve", "--help"])
+    for document in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for flag in set(re.findall(r"`(--[a-z][a-z-]+)`", document.read_text())):
+            assert flag in help_text or flag == "--url", f"{document.name} names {flag}"
+
+
+def test_every_file_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in set(
+        re.findall(r"`?((?:tests|server|link|core|worker|model_sources|cli)/[a-z_0-9]+\.py)", text)
+    ):
+        assert any((base / name).exists() for base in (ROOT, ROOT / "trioserve")), name
