@@ -61,8 +61,8 @@ def test_draws_follow_the_filtered_distribution(name: str) -> None:
     logits = _logits(1, 3000, spread=1.5)
     num_draws = 2000
     rows = [
-        scheduled_sequence(params=params, seed=11, output_token_ids=[0] * position)
-        for position in range(num_draws)
+        scheduled_sequence(params=params, seed=draw // 500, output_token_ids=[0] * (draw % 500))
+        for draw in range(num_draws)
     ]
     drawn = np.array([token.token_id for token in sample(logits.repeat(num_draws, 1), rows)])
     expected = _expected(logits[0].numpy(), params)

@@ -29,6 +29,9 @@ _SHUTDOWN_GRACE = 0.25
 """Seconds between closing the link and SIGKILL. An idle core needs some milliseconds; one in the middle of a
 long step has nothing to lose either."""
 
+_REAP_TIMEOUT = 10.0
+"""Seconds for all of it; only a process in an uninterruptible wait takes longer to die."""
+
 
 class EngineProcess:
     """The child, from its start until it has been reaped.
@@ -69,13 +72,12 @@ class EngineProcess:
         return status
 
     async def stop(self) -> None:
-        """See the child to its end: the link has told it; after a grace period, SIGKILL. Shielded."""
-        with trio.CancelScope(shield=True):
-            with trio.move_on_after(_SHUTDOWN_GRACE):
-                await self.wait()
-                return
-            self._child.kill()
+        """See the child to its end: the link has told it; after a grace period, SIGKILL."""
+        with trio.move_on_after(_SHUTDOWN_GRACE):
             await self.wait()
+            return
+        self._child.kill()
+        await self.wait()
 
     def kill(self) -> None:
         self._child.kill()
@@ -109,7 +111,8 @@ async def open_process_client(config: EngineConfig, model: ResolvedModel) -> Asy
             finally:
                 # A half-close asks the core to end; if it does not, stop() kills it.
                 stream.shut_down_sending()
-                await process.stop()
+                with trio.CancelScope(shield=True, relative_deadline=_REAP_TIMEOUT):
+                    await process.stop()
             end_nursery(nursery)
     finally:
         stream.close()
