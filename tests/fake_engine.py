@@ -90,6 +90,11 @@ class FakeEngineClient:
     def die(self, reason: str = "killed by the test") -> None:
         self._send.send_nowait(EngineDeadError(reason))
 
+    def emit_nonsense(self) -> None:
+        """A step whose columns do not fit together."""
+        step = pack_step(StepResult.failure(1), STATS)
+        self._send.send_nowait(attrs.evolve(step, request_ids=b""))
+
     def emit(
         self,
         request: Add,

@@ -264,6 +264,13 @@ async def test_the_engines_death_is_raised_at_every_consumer_and_nowhere_else(fa
         await fake.llm.check_health()
 
 
+async def test_an_engine_that_sends_nonsense_is_dead(fake: FakeEngine) -> None:
+    async with fake.llm.stream("x") as outputs:
+        fake.client.emit_nonsense()
+        with pytest.raises(EngineDeadError, match="unreadable"):
+            await anext(outputs)
+
+
 async def test_what_was_finished_before_the_death_can_still_be_read(fake: FakeEngine) -> None:
     async with fake.llm.stream("x") as outputs:
         fake.client.emit(fake.client.added[0], "a", FinishReason.LENGTH)

@@ -31,7 +31,7 @@ from trioserve.frontend.input_processor import InputProcessor
 from trioserve.frontend.output_processor import OutputProcessor
 from trioserve.frontend.prompts import TextPrompt
 from trioserve.frontend.tokenizer import Tokenizer
-from trioserve.link.messages import Add
+from trioserve.link.messages import Add, MessageError
 from trioserve.link.open_client import open_client
 from trioserve.model_sources import resolve_model
 from trioserve.nurseries import end_nursery, ungrouped
@@ -165,10 +165,15 @@ class AsyncLLM:
                 client.abort(self._outputs.process(await client.receive()))
                 await trio.lowlevel.checkpoint()  # stay fair when the socket always has more
         except EngineDeadError as error:
-            log.error("%s", error)
-            self._dead_error = error
-            self._died.set()
-            self._outputs.fail_all(error)
+            self._die(error)
+        except MessageError as error:
+            self._die(EngineDeadError(f"The engine core sent something unreadable: {error}"))
+
+    def _die(self, error: EngineDeadError) -> None:
+        log.error("%s", error)
+        self._dead_error = error
+        self._died.set()
+        self._outputs.fail_all(error)
 
     # Requests
 
@@ -262,7 +267,8 @@ class AsyncLLM:
     def abort(self, request_id: str | Iterable[str]) -> None:
         """End every request of that name (or names) with finish reason "abort". Not a checkpoint.
 
-        Whoever reads such a request gets what was generated, as a last output."""
+        Whoever reads such a request gets a last output, with what has come of it: nothing, where only the
+        end was asked for (`FINAL_ONLY`)."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             self._abort_sequences(self._outputs.abort(name))
 
