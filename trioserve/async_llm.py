@@ -50,9 +50,11 @@ if TYPE_CHECKING:
         Sequence,
     )
     from types import TracebackType
+    from typing import Unpack
 
     from trioserve.args import EngineArgs
     from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.frontend.chat_template import ChatOptions
     from trioserve.frontend.input_processor import TokenizedPrompt
     from trioserve.frontend.prompts import PromptType
     from trioserve.link.client import EngineCoreClient
@@ -291,13 +293,7 @@ class AsyncLLM:
     # Chat
 
     async def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> TextPrompt:
         """The prompt for a conversation, by the model's chat template. A checkpoint.
 
@@ -311,14 +307,7 @@ class AsyncLLM:
                 f"{self.config.model.served_model_names[0]} has no chat template; use completions instead.",
                 parameter="messages",
             )
-        text = self._chat_template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            template_kwargs=template_kwargs,
-        )
-        return TextPrompt(text, add_special_tokens=False)
+        return TextPrompt(self._chat_template.render(messages, **options), add_special_tokens=False)
 
     # State
 

@@ -16,11 +16,12 @@ from trioserve.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
-    from typing import Any, Self
+    from typing import Any, Self, Unpack
 
     from trioserve.args import EngineArgs
     from trioserve.config import EngineConfig, GenerationDefaults, ResolvedModel
     from trioserve.frontend.channel import OutputChannel
+    from trioserve.frontend.chat_template import ChatOptions
     from trioserve.frontend.prompts import PromptType, TextPrompt
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.outputs import RequestOutput
@@ -112,27 +113,14 @@ class LLMEngine:
         return len(self._desk.requests)
 
     def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> TextPrompt:
         """The prompt for a conversation, by the model's chat template.
 
         Raises:
           InvalidRequestError: the model has no chat template, or it refuses the messages.
         """
-        render = functools.partial(
-            self._llm.render_chat,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            template_kwargs=template_kwargs,
-        )
-        return self._portal.call(render, messages)
+        return self._portal.call(functools.partial(self._llm.render_chat, messages, **options))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while a request runs."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 import jinja2
 import jinja2.ext
@@ -21,9 +21,23 @@ from trioserve.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Unpack
 
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatOptions", "ChatTemplate"]
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation is rendered, beside the messages themselves."""
+
+    add_generation_prompt: bool
+    """Open the assistant's turn at the end (the default)."""
+    continue_final_message: bool
+    """Leave the last message open, so that the model goes on with it."""
+    tools: Sequence[Mapping[str, Any]] | None
+    """Descriptions of functions, for templates that show them."""
+    template_kwargs: Mapping[str, Any] | None
+    """Whatever else the template understands."""
 
 
 class ChatTemplate:
@@ -34,24 +48,14 @@ class ChatTemplate:
         self._knows_developers = "developer" in source
         self._special_tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """The prompt for these messages.
 
-        Args:
-          add_generation_prompt: open the assistant's turn at the end.
-          continue_final_message: leave the last message open, so that the model goes on with it.
-
         Raises:
-          InvalidRequestError: the template refuses the messages, or the two options contradict each other.
+          InvalidRequestError: the template refuses the messages, or the options contradict each other.
         """
+        add_generation_prompt = options.get("add_generation_prompt", True)
+        continue_final_message = options.get("continue_final_message", False)
         if not messages:
             raise InvalidRequestError("messages must not be empty.", parameter="messages")
         if add_generation_prompt and continue_final_message:
@@ -64,10 +68,10 @@ class ChatTemplate:
         try:
             text = self._template.render(
                 messages=messages,
-                tools=tools,
+                tools=options.get("tools"),
                 add_generation_prompt=add_generation_prompt,
                 **self._special_tokens,
-                **(template_kwargs or {}),
+                **(options.get("template_kwargs") or {}),
             )
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
             raise InvalidRequestError(
