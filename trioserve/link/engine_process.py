@@ -7,6 +7,7 @@ decide, so they are ignored here.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -32,6 +33,10 @@ async def _serve(link: socket.socket) -> bool:
 
 def main() -> int:
     """Serve until the link ends. Returns the exit code: 0 after an orderly end, 1 after a failure."""
+    # Before anything loads OpenMP. Its threads would spin while they wait for each other, and where one of
+    # them has lost its processor to somebody else (this machine also serves HTTP), a step takes ten times
+    # as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link = socket.socket(fileno=int(sys.argv[1]))
