@@ -16,7 +16,7 @@ from trioserve.async_llm import AsyncLLM
 from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.core.engine import StepResult
 from trioserve.core.stats import CoreStats
-from trioserve.errors import EngineDeadError
+from trioserve.errors import EngineDeadError, TrioserveError
 from trioserve.link.columns import pack_step
 from trioserve.link.messages import Add, Ready, StepOutputs
 from trioserve.version import __version__
@@ -38,6 +38,7 @@ STATS = CoreStats(
     prefix_cache_queries=0,
     prefix_cache_hits=0,
     num_prompt_tokens=0,
+    num_generation_tokens=0,
 )
 
 
@@ -58,7 +59,7 @@ class FakeEngineClient:
         self.added: list[Add] = []
         self.aborted: list[int] = []
         self.calls: list[tuple[Any, ...]] = []
-        self._dead: EngineDeadError | None = None
+        self._dead: TrioserveError | None = None
         self._send, self._receive = trio.open_memory_channel[StepOutputs | EngineDeadError](math.inf)
 
     def add(self, request: Add) -> None:
@@ -80,6 +81,9 @@ class FakeEngineClient:
             self._dead = item
             raise item
         return item
+
+    def end(self, error: TrioserveError) -> None:
+        self._dead = self._dead or error
 
     def _check_alive(self) -> None:
         if self._dead is not None:
@@ -106,7 +110,12 @@ class FakeEngineClient:
         """One step, in which only this request got something."""
         self.emit_step([(request, text, finish, stop_token_id)])
 
-    def emit_step(self, updates: Sequence[tuple[Add, Any, FinishReason | None, int | None]]) -> None:
+    def emit_step(
+        self,
+        updates: Sequence[tuple[Add, Any, FinishReason | None, int | None]],
+        *,
+        drop_last_token: bool = False,
+    ) -> None:
         sampled = [_to_tokens(text) for _, text, _, _ in updates]
         result = StepResult(
             request_ids=[add.request_id for add, _, _, _ in updates],
@@ -116,7 +125,10 @@ class FakeEngineClient:
             stop_token_ids=[stop for _, _, _, stop in updates],
             num_cached_tokens=[0 for _ in updates],
         )
-        self._send.send_nowait(pack_step(result, STATS))
+        step = pack_step(result, STATS)
+        if drop_last_token:
+            step = attrs.evolve(step, token_ids=step.token_ids[:-4])
+        self._send.send_nowait(step)
 
 
 def _to_tokens(text: str | bytes | Sequence[int | SampledToken]) -> list[SampledToken]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 import trio
 from prometheus_client.parser import text_string_to_metric_families
 
+from fake_engine import STATS
 from helpers_api import Client, FakeLLM
 from trioserve.errors import ClosedError, EngineDeadError
 from trioserve.version import __version__
@@ -50,7 +52,7 @@ async def test_an_engine_that_does_not_answer_is_unhealthy(autojump_clock: trio.
 
 async def test_metrics() -> None:
     llm = FakeLLM()
-    llm.metrics.record_step(5)
+    llm.metrics.record_stats(attrs.evolve(STATS, num_generation_tokens=5))
     reply = await Client(llm).get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
     families = {family.name: family for family in text_string_to_metric_families(reply.body.decode())}

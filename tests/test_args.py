@@ -120,12 +120,12 @@ def test_the_users_generation_defaults_win() -> None:
     ("field", "value"),
     [
         ("n", 0), ("n", 1.5), ("temperature", -0.1), ("temperature", 2.1), ("temperature", float("nan")),
-        ("temperature", "hot"), ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("min_p", 1.5),
+        ("temperature", "hot"), ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 2**63), ("min_p", 1.5),
         ("max_tokens", 0), ("min_tokens", -1), ("logprobs", 21), ("logprobs", -1),
         ("presence_penalty", 2.5), ("seed", 2**63),
         ("frequency_penalty", -3), ("repetition_penalty", 0), ("stop", [""]), ("stop", [3]),
-        ("stop_token_ids", [-1]), ("stop_token_ids", ["x"]), ("logit_bias", {"x": 1}), ("logit_bias", [1]),
-        ("ignore_eos", 1),
+        ("stop", "\ud800"), ("stop_token_ids", [-1]), ("stop_token_ids", ["x"]), ("logit_bias", {"x": 1}),
+        ("logit_bias", [1]), ("ignore_eos", 1),
     ],
 )  # fmt: skip
 def test_sampling_params_name_the_wrong_field_at_construction(field: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -11,8 +11,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from byte_tokenizer import EOS
 from fake_engine import FakeEngine, open_fake_llm
-from trioserve import RequestOutputKind, SamplingParams
-from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError
+from trioserve import RequestOutputKind, SamplingParams, TokensPrompt
+from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError, OverloadedError
 from trioserve.outputs import FinishReason
 from trioserve.worker.batch import SampledToken
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trioserve.async_llm import AsyncLLM
+    from trioserve.link.messages import Add
     from trioserve.outputs import RequestOutput
 
 DELTA = RequestOutputKind.DELTA
@@ -367,3 +368,98 @@ async def test_eos_is_not_shown(fake: FakeEngine) -> None:
         output = await anext(outputs)
     assert text_of(output) == "a"
     assert output.outputs[0].stop_reason is None
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "params", "parameter"),
+    [
+        (TokensPrompt([-1]), {}, {}, "prompt"),
+        ("half a character: \ud800", {}, {}, "prompt"),
+        ("x", {"priority": 2**70}, {}, "priority"),
+        ("x", {"cache_salt": "\ud800"}, {}, "cache_salt"),
+    ],
+)
+async def test_what_cannot_be_sent_to_the_engine_is_the_requests_fault(
+    fake: FakeEngine, prompt: Any, options: dict[str, Any], params: dict[str, Any], parameter: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await fake.llm.submit(prompt, SamplingParams(**params), **options)
+    assert caught.value.parameter == parameter
+    assert fake.llm.num_open_requests == 0
+
+
+async def test_a_failing_add_leaves_nothing_registered(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Add) -> None:
+        raise OverloadedError("too far behind")
+
+    monkeypatch.setattr(fake.client, "add", refuse)
+    with pytest.raises(OverloadedError):
+        await fake.llm.complete("x")
+    assert fake.llm.num_open_requests == 0
+
+
+async def test_reading_a_stream_whose_scope_has_ended_is_an_error_and_no_wait(fake: FakeEngine) -> None:
+    async with fake.llm.stream("x") as outputs:
+        pass
+    with trio.fail_after(5), pytest.raises(ClosedError, match="scope"):
+        await anext(outputs)
+
+
+async def test_a_stream_can_be_entered_once(fake: FakeEngine) -> None:
+    stream = fake.llm.stream("x")
+    async with stream:
+        with pytest.raises(ClosedError, match="once"):
+            await stream.__aenter__()
+
+
+async def test_one_completions_failing_tokenizer_is_nobody_elses_trouble(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with fake.llm.stream("x") as broken, fake.llm.stream("y") as sound:
+        first, second = fake.client.added
+        channel = broken._channel
+        assert channel is not None
+
+        def fail(_: object) -> None:
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(channel.completions[0], "push", fail)
+        fake.client.emit_step([(first, "a", None, None), (second, "b", FinishReason.LENGTH, None)])
+        assert (await anext(broken)).outputs[0].finish_reason is FinishReason.ERROR
+        assert text_of(await anext(sound)) == "b"
+    assert fake.client.aborted == [first.request_id]
+
+
+async def test_a_malformed_step_takes_nobody_half_way(fake: FakeEngine) -> None:
+    """The step names two requests, and has the tokens of only one: both hear of the engine's end."""
+    async with fake.llm.stream("x") as one, fake.llm.stream("y") as other:
+        first, second = fake.client.added
+        fake.client.emit_step(
+            [(first, "a", FinishReason.LENGTH, None), (second, "b", None, None)], drop_last_token=True
+        )
+        for outputs in (one, other):
+            with trio.fail_after(5), pytest.raises(EngineDeadError, match="unreadable"):
+                await anext(outputs)
+
+
+async def test_a_stop_string_in_the_very_last_bytes_counts(fake: FakeEngine) -> None:
+    async with fake.llm.stream("x", SamplingParams(stop="\ufffd")) as outputs:
+        fake.client.emit(fake.client.added[0], b"a\xc3", FinishReason.LENGTH)
+        output = (await anext(outputs)).outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == ("a", FinishReason.STOP, "\ufffd")
+
+
+async def test_the_time_of_the_first_token_is_known_only_where_tokens_travel(fake: FakeEngine) -> None:
+    async with fake.llm.stream("x", SamplingParams(output_kind=DELTA)) as outputs:
+        fake.client.emit(fake.client.added[0], "ab", FinishReason.LENGTH)
+        metrics = (await anext(outputs)).metrics
+    assert metrics is not None
+    assert metrics.first_token_time is not None
+    async with fake.llm.stream("x", SamplingParams(output_kind=FINAL_ONLY)) as outputs:
+        fake.client.emit(fake.client.added[1], "ab", FinishReason.LENGTH)
+        metrics = (await anext(outputs)).metrics
+    assert metrics is not None
+    assert metrics.first_token_time is None
+    assert metrics.num_generation_tokens == 2

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from byte_tokenizer import EOS, byte_tokenizer
 from trioserve.frontend.detokenizer import Detokenizer
 from trioserve.frontend.stop_strings import StopStrings
+from trioserve.frontend.tokenizer import Tokenizer
 
 TOKENIZER = byte_tokenizer()
 
@@ -101,3 +104,15 @@ def test_any_split_shows_the_text_before_the_first_stop_string(
         seen = text[: start + size] if text else ""
     first = min((seen.find(s) for s in strings if s in seen), default=None)
     assert shown == (seen if first is None else seen[:first])
+
+
+def test_a_decoder_that_rereads_bytes_loses_no_text() -> None:
+    """SentencePiece's spelling of bytes: a letter after half a character makes the library start over."""
+    vocab = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "a": 257}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    detokenizer = Detokenizer(Tokenizer(backend, {}, None), skip_special_tokens=True)
+    pieces = [detokenizer.push(token_id) for token_id in (0x41 + 1, 0xE2 + 1, 257, 257)] + [
+        detokenizer.flush()
+    ]
+    assert "".join(pieces).replace("\ufffd", "") == "Aaa"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
-from contextlib import suppress
 
+import attrs
 import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
-from fake_engine import STATS
+from fake_engine import STATS, FakeEngineClient
 from trioserve.core.engine import StepResult
+from trioserve.errors import ClosedError, OverloadedError
+from trioserve.link.client import EngineCoreClient
 from trioserve.link.columns import pack_step, unpack_step
 from trioserve.link.framing import MAX_FRAME_SIZE, FrameReader, frame
 from trioserve.link.message_stream import MessageStream
@@ -76,7 +79,7 @@ def test_messages_survive_the_wire() -> None:
 
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_break_the_decoder(data: bytes) -> None:
-    with suppress(MessageError):
+    with contextlib.suppress(MessageError):
         decode_message(data)
 
 
@@ -166,3 +169,69 @@ async def test_a_sender_that_is_far_ahead_waits_for_room() -> None:
         nursery.cancel_scope.cancel()
     near.close()
     far.close()
+
+
+async def open_client() -> tuple[EngineCoreClient, MessageStream]:
+    near, far = stream_pair()
+    return EngineCoreClient(near, FakeEngineClient.ready), far
+
+
+async def test_whoever_waits_for_a_call_hears_of_the_end() -> None:
+    client, far = await open_client()
+    failures: list[str] = []
+
+    async def call() -> None:
+        try:
+            await client.call("ping")
+        except ClosedError as error:
+            failures.append(str(error))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(call)
+        await wait_all_tasks_blocked()
+        client.end(ClosedError("closed"))
+    assert failures == ["closed"]
+    with pytest.raises(ClosedError):
+        client.add(make_add())
+    client.abort([1])  # harmless
+    far.close()
+    client._stream.close()
+
+
+async def test_a_core_that_does_not_read_is_sent_only_so_much() -> None:
+    client, far = await open_client()
+    big = attrs.evolve(make_add(), prompt_token_ids=bytes(2**20))
+    accepted = 0
+    with contextlib.suppress(OverloadedError):
+        while accepted < 100:
+            client.add(big)
+            accepted += 1
+    assert 0 < accepted < 100
+    client.abort([3])  # always passes
+    far.close()
+    client._stream.close()
+
+
+def test_columns_that_do_not_fit_together_are_no_message() -> None:
+    token = SampledToken(7, (7, 8), (-0.5, -1.5), (1, 2))
+    result = StepResult(
+        request_ids=[1],
+        token_ids=[[7]],
+        sampled=[[token]],
+        finish_reasons=[None],
+        stop_token_ids=[None],
+        num_cached_tokens=[0],
+    )
+    step = pack_step(result, STATS)
+    assert step.logprobs is not None
+    broken = [
+        attrs.evolve(step, token_ids=b""),
+        attrs.evolve(step, token_ids=b"abc"),
+        attrs.evolve(step, num_tokens=struct.pack("i", -1)),
+        attrs.evolve(step, finish_reasons=b"\xff"),
+        attrs.evolve(step, logprobs=attrs.evolve(step.logprobs, widths=b"")),
+        attrs.evolve(step, logprobs=attrs.evolve(step.logprobs, ranks=b"")),
+    ]
+    for outputs in broken:
+        with pytest.raises(MessageError):
+            list(unpack_step(outputs))

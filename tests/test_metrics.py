@@ -26,6 +26,7 @@ class Stats:
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
 
 
 def scrape(metrics: EngineMetrics) -> dict[str, float]:
@@ -60,9 +61,9 @@ def test_levels_are_the_last_ones_and_counters_add_up() -> None:
                 prefix_cache_queries=20,
                 prefix_cache_hits=16,
                 num_prompt_tokens=4,
+                num_generation_tokens=running,
             )
         )
-        metrics.record_step(running)
     values = scrape(metrics)
     assert values["trioserve:num_requests_running"] == 1
     assert values["trioserve:num_requests_waiting"] == 0
@@ -78,10 +79,9 @@ def test_levels_are_the_last_ones_and_counters_add_up() -> None:
 
 def test_tokens_of_a_step_are_prompt_and_generated_ones() -> None:
     metrics = new_metrics()
-    metrics.record_stats(Stats(num_prompt_tokens=10))
-    metrics.record_step(7)
-    metrics.record_step(1)
-    metrics.record_step(0)  # nothing was computed: no step to speak of
+    metrics.record_stats(Stats(num_prompt_tokens=10, num_generation_tokens=7))
+    metrics.record_stats(Stats(num_generation_tokens=1))
+    metrics.record_stats(Stats())  # nothing was computed: no step to speak of
     values = scrape(metrics)
     assert values["trioserve:iteration_tokens_total_count"] == 2
     assert values["trioserve:iteration_tokens_total_sum"] == 18
@@ -139,7 +139,16 @@ def test_length_buckets_end_with_the_context() -> None:
     ]  # fmt: skip
 
 
+def test_a_dead_engine_runs_nothing() -> None:
+    metrics = new_metrics()
+    metrics.record_stats(Stats(num_running=3, num_waiting=2, kv_cache_usage=0.5, num_generation_tokens=7))
+    metrics.record_death()
+    values = scrape(metrics)
+    assert values["trioserve:num_requests_running"] == values["trioserve:kv_cache_usage_perc"] == 0
+    assert values["trioserve:generation_tokens_total"] == 7
+
+
 def test_two_engines_in_one_process_do_not_meet() -> None:
     first, second = new_metrics(), new_metrics()
-    first.record_step(5)
+    first.record_stats(Stats(num_generation_tokens=5))
     assert scrape(second)["trioserve:generation_tokens_total"] == 0

@@ -253,6 +253,7 @@ def test_stats_count_since_they_were_last_taken():
     driver.step()
     stats = driver.core.take_stats()
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_prompt_tokens) == (24, 8, 16)
+    assert stats.num_generation_tokens == 3
     stats = driver.core.take_stats()
     assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_prompt_tokens) == (0, 0, 0)
 

@@ -120,7 +120,10 @@ def test_models_version_health(server: ServedModel, client: openai.OpenAI) -> No
 def test_metrics_count_what_was_done(server: ServedModel, client: openai.OpenAI) -> None:
     names = ("generation_tokens_total", "request_success_total", "time_to_first_token_seconds_count")
     before = [server.metric(name) for name in names]
-    client.completions.create(prompt="Hello", model=MODEL, max_tokens=7, extra_body={"ignore_eos": True})
+    with client.completions.create(
+        prompt="Hello", model=MODEL, max_tokens=7, stream=True, extra_body={"ignore_eos": True}
+    ) as stream:
+        assert len(list(stream)) >= 1
     after = [server.metric(name) for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [7, 1, 1]
 

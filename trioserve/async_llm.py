@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import trio
 
-from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError
+from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError, TrioserveError
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.chat_template import ChatTemplate
 from trioserve.frontend.completion import Completion
-from trioserve.frontend.input_processor import InputProcessor
+from trioserve.frontend.input_processor import InputProcessor, check_routing
 from trioserve.frontend.output_processor import OutputProcessor
 from trioserve.frontend.prompts import TextPrompt
 from trioserve.frontend.tokenizer import Tokenizer
@@ -117,16 +117,22 @@ class AsyncLLM:
         """
         if hasattr(self, "model"):
             raise ClosedError("An AsyncLLM can be entered once.")
-        with ungrouped():
-            await self._stack.enter_async_context(self._run())
+        try:
+            with ungrouped():
+                await self._stack.enter_async_context(self._run())
+        except ExceptionGroup as group:  # the core and the tokenizer failed together: one of them will do
+            raise next((e for e in group.exceptions if isinstance(e, TrioserveError)), group) from group
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # The body's error is its own: it passes untouched, and does not run through the nurseries in here.
+        closed = ClosedError("The AsyncLLM was closed while the request was running.")
+        if self._client is not None:
+            self._client.end(closed)
         self._client = None
-        self._outputs.fail_all(ClosedError("The AsyncLLM was closed while the request was running."))
+        self._outputs.fail_all(closed)
         with ungrouped():
             await self._stack.aclose()
 
@@ -175,6 +181,9 @@ class AsyncLLM:
         log.error("%s", error)
         self._dead_error = error
         self._died.set()
+        if self._client is not None:
+            self._client.end(error)
+        self.metrics.record_death()
         self._outputs.fail_all(error)
 
     # Requests
@@ -197,6 +206,7 @@ class AsyncLLM:
         Entering it raises:
           InvalidRequestError: prompt or parameters cannot be served by this model.
           EngineDeadError: the engine core is gone.
+          OverloadedError: the engine core is too far behind to take it.
         """
         submit = partial(
             self.submit, prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
@@ -239,26 +249,30 @@ class AsyncLLM:
         """
         params = params or SamplingParams()
         self._check_open()
+        check_routing(priority, cache_salt)
         tokenized = await self._inputs.tokenize(prompt)
         params = self._inputs.fit_params(params, len(tokenized.token_ids))
         client = self._check_open()  # it may have died meanwhile
         channel = self._open_channel(tokenized, params, request_id or f"req-{uuid.uuid4().hex}")
         sequences = {next(self._sequence_ids): completion for completion in channel.completions}
-        self._outputs.register(channel, sequences)
         prompt_token_ids = array("i", tokenized.token_ids).tobytes()
-        for sequence_id, completion in sequences.items():
-            client.add(
-                Add(
-                    request_id=sequence_id,
-                    prompt_token_ids=prompt_token_ids,
-                    params=attrs.evolve(params, n=1),
-                    seed=self._seed(params, completion.index),
-                    # A stop string can be found only where the text is made.
-                    streams=params.output_kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop),
-                    priority=priority,
-                    cache_salt=cache_salt,
+        self._outputs.register(channel, sequences)
+        try:
+            for sequence_id, completion in sequences.items():
+                client.add(
+                    Add(
+                        request_id=sequence_id,
+                        prompt_token_ids=prompt_token_ids,
+                        params=attrs.evolve(params, n=1),
+                        seed=self._seed(params, completion.index),
+                        streams=channel.streams,
+                        priority=priority,
+                        cache_salt=cache_salt,
+                    )
                 )
-            )
+        except BaseException:
+            self.release(channel)
+            raise
         return channel
 
     def release(self, channel: OutputChannel) -> None:
@@ -284,7 +298,15 @@ class AsyncLLM:
         if self.config.log.requests:
             request_log.info("%s: %d prompt tokens, %r", request_id, len(prompt.token_ids), params)
         completions = [Completion(index, params, self.tokenizer) for index in range(params.n)]
-        return OutputChannel(request_id, prompt.text, prompt.token_ids, completions, params.output_kind)
+        return OutputChannel(
+            request_id,
+            prompt.text,
+            prompt.token_ids,
+            completions,
+            kind=params.output_kind,
+            # A stop string can be found only where the text is made.
+            streams=params.output_kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop),
+        )
 
     def _seed(self, params: SamplingParams, index: int) -> int:
         """Of n completions, number i is what a request of its own with seed + i would give."""
@@ -374,6 +396,8 @@ class RequestStream:
         self._channel: OutputChannel | None = None
 
     async def __aenter__(self) -> Self:
+        if self._channel is not None:
+            raise ClosedError("A stream can be entered once.")
         self._channel = await self._submit()
         return self
 

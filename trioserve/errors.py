@@ -8,6 +8,7 @@ TrioserveError
 ├─ EngineStartError      the engine core did not come up
 ├─ EngineDeadError       the engine core is gone; none of its requests can succeed (HTTP 500)
 ├─ EngineGenerateError   this one request failed inside the engine                 (HTTP 500)
+├─ OverloadedError       the engine takes no more at present; later it may       (HTTP 503)
 └─ ClosedError           the LLM was used after it was closed
 """
 
@@ -22,6 +23,7 @@ __all__ = [
     "InvalidRequestError",
     "ModelNotSupportedError",
     "ModelSourceError",
+    "OverloadedError",
     "TrioserveError",
 ]
 
@@ -67,6 +69,10 @@ class EngineDeadError(TrioserveError, RuntimeError):
 
 class EngineGenerateError(TrioserveError, RuntimeError):
     """One request failed inside the engine core; the engine and the other requests go on."""
+
+
+class OverloadedError(TrioserveError, RuntimeError):
+    """The engine core is too far behind to take another request; the same request may succeed later."""
 
 
 class ClosedError(TrioserveError, RuntimeError):

@@ -63,6 +63,7 @@ class RequestMetrics:
 
     arrival_time: float
     first_token_time: float | None
+    """None, too, where nothing travels before the end."""
     last_token_time: float | None
     num_generation_tokens: int
 
@@ -76,7 +77,7 @@ class RequestOutput:
     """The prompt's text, None if it was given as token ids."""
     prompt_token_ids: Sequence[int]
     outputs: list[CompletionOutput]
-    """Sorted by index. In a DELTA stream, only the completions that have something new."""
+    """Sorted by index. Before the end of a stream, only the completions that have something new."""
     finished: bool
     """True for the last output: every one of the n completions has ended."""
     num_cached_tokens: int = 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.text import is_unicode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -78,7 +79,7 @@ def _to_stop_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _stop_strings(_: object, attribute: attrs.Attribute[Any], value: tuple[object, ...]) -> None:
-    if not all(isinstance(text, str) and text for text in value):
+    if not all(isinstance(text, str) and text and is_unicode(text) for text in value):
         raise _reject(attribute, list(value), "a non-empty string or a list of non-empty strings")
 
 
@@ -139,7 +140,8 @@ class SamplingParams:
         default=1.0, validator=_number("a number above 0 and at most 1", lambda v: 0 < v <= 1)
     )
     top_k: int = attrs.field(
-        default=0, validator=_integer("an integer >= 1, or 0 or -1 to switch it off", lambda v: v >= -1)
+        default=0,
+        validator=_integer("an integer from 1 to 2^31, or 0 or -1 for off", lambda v: -1 <= v < 2**31),
     )
     min_p: float = attrs.field(default=0.0, validator=_number("a number from 0 to 1", lambda v: 0 <= v <= 1))
     """Drops tokens whose probability is below this share of the most likely one's."""

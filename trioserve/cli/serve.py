@@ -74,10 +74,12 @@ class _Server:
         started = time.monotonic()
         async with AsyncLLM.from_engine_args(self.engine_args) as llm:
             app = create_app(llm, self.server_args)
-            start_listening(listener)
+            start_listening(listener, self.server_args)
             self._serving = True
             name, seconds = llm.config.model.served_model_names[0], time.monotonic() - started
-            log.info("serving %s on %s (ready in %.1f s)", name, describe(listener), seconds)
+            log.info(
+                "serving %s on %s (ready in %.1f s)", name, describe(listener, self.server_args), seconds
+            )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_engine, llm)
                 await serve_http(
@@ -107,7 +109,7 @@ class _Server:
                     log.info("%s: finishing what runs", signal.Signals(number).name)
                     self._drain.set()
                 else:  # nothing to finish yet, or somebody does not want to wait
-                    self._exit_code = EXIT_INTERRUPTED
+                    self._exit_code = self._exit_code or EXIT_INTERRUPTED
                     everything.cancel()
 
 

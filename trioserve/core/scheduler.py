@@ -249,6 +249,7 @@ class Scheduler:
             if token is not None and request.status is RequestStatus.RUNNING:
                 _accept(request, token)
                 advanced.append(request)
+                self._counters.num_generation_tokens += 1
             if request.status is not RequestStatus.RUNNING:
                 ended.append(request)
         if ended:
@@ -288,6 +289,7 @@ class Scheduler:
             prefix_cache_queries=counters.prefix_cache_queries,
             prefix_cache_hits=counters.prefix_cache_hits,
             num_prompt_tokens=counters.num_prompt_tokens,
+            num_generation_tokens=counters.num_generation_tokens,
         )
 
     @property

@@ -18,6 +18,8 @@ class StepCounters:
     """Prompt tokens found, out of those."""
     num_prompt_tokens: int = 0
     """Prompt tokens computed; those of preempted requests again."""
+    num_generation_tokens: int = 0
+    """Tokens drawn, whether they have been reported yet or not."""
 
 
 @attrs.frozen(kw_only=True)
@@ -32,3 +34,4 @@ class CoreStats:
     prefix_cache_queries: int
     prefix_cache_hits: int
     num_prompt_tokens: int
+    num_generation_tokens: int

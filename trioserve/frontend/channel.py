@@ -32,11 +32,16 @@ class OutputChannel:
         prompt: str | None,
         prompt_token_ids: Sequence[int],
         completions: Sequence[Completion],
+        *,
         kind: RequestOutputKind,
+        streams: bool,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
         self.completions = completions
+        self.streams = streams
+        """The engine sends tokens as they come; else all at the end, when nobody can tell the first one's
+        time."""
         self.num_cached_tokens = 0
         self.arrival_time = time.monotonic()
         self.first_token_time: float | None = None

@@ -63,18 +63,26 @@ class Completion:
             if rows is not None and self._logprobs is not None:
                 self._logprobs.append(rows[position])
                 self._cumulative_logprob += rows[position].logprobs[0]
-            if self._stop_strings is not None and self._stop_strings.matched is not None:
-                self.finish(FinishReason.STOP, self._stop_strings.matched)
+            if self._matched is not None:
+                self.finish(FinishReason.STOP, self._matched)
                 return
         self.has_news = self.has_news or bool(token_ids)
         if reason is not None:
             self.finish(reason, stop_reason)
 
     def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
-        """End it. Text that was held back is let go."""
-        if self._stop_strings is None or self._stop_strings.matched is None:
-            self._flush_text()
+        """End it. Text that was held back is let go, in which a stop string may still be found."""
+        if self._matched is None and (found := self._flush_text()) is not None:
+            reason, stop_reason = FinishReason.STOP, found
         self.finish_reason, self._stop_reason, self.has_news = reason, stop_reason, True
+
+    def fail(self) -> None:
+        """End it with an error, whatever state it is in."""
+        self.finish_reason, self._stop_reason, self.has_news = FinishReason.ERROR, None, True
+
+    @property
+    def _matched(self) -> str | None:
+        return None if self._stop_strings is None else self._stop_strings.matched
 
     def take(self) -> CompletionOutput:
         """What is new since the last call, or everything so far, by the request's output kind."""
@@ -109,11 +117,13 @@ class Completion:
         if text:
             self._text.append(text)
 
-    def _flush_text(self) -> None:
+    def _flush_text(self) -> str | None:
+        """Returns the stop string that it completed, if any."""
         if self._detokenizer is not None:
             self._show(self._detokenizer.flush())
-        if self._stop_strings is not None and self._stop_strings.matched is None:
+        if self._stop_strings is not None and self._matched is None:
             self._text.append(self._stop_strings.flush())
+        return self._matched
 
     def _to_logprobs(self, row: TokenLogprobRow) -> TokenLogprobs:
         return _named(row, self._tokenizer)

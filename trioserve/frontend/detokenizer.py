@@ -13,7 +13,11 @@ __all__ = ["Detokenizer"]
 
 
 class Detokenizer:
-    """The text of one completion. What it returns, joined, is `tokenizer.decode` of all the tokens."""
+    """The text of one completion.
+
+    What it returns, joined, is `tokenizer.decode` of all the tokens. The exception are vocabularies that
+    spell bytes as tokens (`<0xE2>`), where bytes that form no character may count differently.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
@@ -27,10 +31,19 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is not whole."""
         self._held.append(token_id)
-        text = self._stream.step(self._tokenizer.backend, token_id)
+        try:
+            text = self._stream.step(self._tokenizer.backend, token_id)
+        except Exception:  # a bare one, of the library: what came before reads differently after this token
+            return self._start_over()
         if text is None:
             return ""
         self._shown, self._held = self._held, []
+        return text
+
+    def _start_over(self) -> str:
+        text = self.flush()
+        self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+        self._shown = []
         return text
 
     def flush(self) -> str:

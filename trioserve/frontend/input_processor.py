@@ -10,6 +10,7 @@ import trio
 
 from trioserve.errors import InvalidRequestError
 from trioserve.frontend.prompts import TextPrompt, parse_prompt
+from trioserve.text import is_unicode
 
 if TYPE_CHECKING:
     from trioserve.config import ResolvedModel
@@ -25,6 +26,20 @@ _LONG_TEXT = 4_000
 _MAX_CHARACTERS_PER_TOKEN = 128
 """No vocabulary has tokens that are longer on average: a text beyond that cannot fit, so it is not even
 tokenized."""
+
+
+def check_routing(priority: int, cache_salt: str | None) -> None:
+    """What goes to the engine beside prompt and parameters.
+
+    Raises:
+      InvalidRequestError: it cannot be sent.
+    """
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
+        raise InvalidRequestError(
+            f"priority must be an integer of 64 bits, got {priority!r}.", parameter="priority"
+        )
+    if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
+        raise InvalidRequestError(f"cache_salt must be a string, got {cache_salt!r}.", parameter="cache_salt")
 
 
 @attrs.frozen(eq=False)
@@ -60,6 +75,8 @@ class InputProcessor:
         return tokenized
 
     async def _encode(self, prompt: TextPrompt) -> list[int]:
+        if not is_unicode(prompt.text):
+            raise InvalidRequestError("The prompt has halves of characters.", parameter="prompt")
         size = len(prompt.text)
         if size > self._model.max_model_len * _MAX_CHARACTERS_PER_TOKEN:
             raise self._too_long(f"the prompt has {size} characters")

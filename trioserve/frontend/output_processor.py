@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
 import attrs
 
+from trioserve.errors import ClosedError
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
 from trioserve.link.columns import unpack_step
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from trioserve.observability.metrics import EngineMetrics
 
 __all__ = ["OutputProcessor"]
+
+log = logging.getLogger(__name__)
 
 
 @attrs.define(eq=False)
@@ -62,6 +66,9 @@ class OutputProcessor:
             if sequence is not None:
                 unfinished.append(sequence_id)
                 self._end(sequence, FinishReason.ABORT)
+        if unfinished:  # for whoever still reads it, against all advice
+            channel.watcher = None
+            channel.fail(ClosedError("The request's scope has ended."))
         return unfinished
 
     def abort(self, request_id: str) -> list[int]:
@@ -88,40 +95,53 @@ class OutputProcessor:
         for sequence in sequences.values():
             self._end(sequence, FinishReason.ERROR)
         for channel in {sequence.channel for sequence in sequences.values()}:
-            channel.fail(error)
+            channel.fail(type(error)(*error.args))  # its own copy: each consumer adds to the traceback
 
     def process(self, outputs: StepOutputs) -> list[int]:
-        """Take in a step. Returns the sequences that a stop string ended: the engine must abort them."""
+        """Take in a step. Returns the sequences that ended here and not in the engine (by a stop string, or
+        by an error of ours): the engine must abort them.
+
+        Raises:
+          MessageError: the step is malformed; nothing of it was taken in.
+        """
+        updates = list(unpack_step(outputs))
         self._metrics.record_stats(outputs.stats)
         now = time.monotonic()
-        stopped: list[int] = []
-        num_tokens = 0
+        to_abort: list[int] = []
         touched: dict[OutputChannel, None] = {}
-        for update in unpack_step(outputs):
+        for update in updates:
             sequence = self._sequences.get(update.request_id)
             if sequence is None:
                 continue  # released while the step ran
-            num_tokens += len(update.token_ids)
-            self._note_times(sequence, update, now)
-            sequence.completion.push(update)
             touched[sequence.channel] = None
+            self._note_times(sequence, update, now)
+            self._push(sequence.completion, update)
             if sequence.completion.finish_reason is not None:
                 del self._sequences[update.request_id]
                 self._end(sequence, sequence.completion.finish_reason)
                 if update.finish_reason is None:
-                    stopped.append(update.request_id)
+                    to_abort.append(update.request_id)
         for channel in touched:
             channel.notify()
-        self._metrics.record_step(num_tokens)
-        return stopped
+        return to_abort
+
+    @staticmethod
+    def _push(completion: Completion, update: RequestUpdate) -> None:
+        try:
+            completion.push(update)
+        except Exception:  # a tokenizer's fault, say: this completion's end, and nobody else's
+            log.exception("the output of sequence %d cannot be processed", update.request_id)
+            completion.fail()
 
     def _note_times(self, sequence: _Sequence, update: RequestUpdate, now: float) -> None:
         channel = sequence.channel
         channel.num_cached_tokens = max(channel.num_cached_tokens, update.num_cached_tokens)
-        if channel.first_token_time is None:
+        if not update.token_ids:
+            return
+        if channel.streams and channel.first_token_time is None:
             channel.first_token_time = now
             self._metrics.record_first_token(now - channel.arrival_time)
-        if sequence.last_token_time is not None and update.token_ids:
+        if sequence.last_token_time is not None:
             count = len(update.token_ids)
             self._metrics.record_inter_token((now - sequence.last_token_time) / count, count)
         sequence.last_token_time = channel.last_token_time = now

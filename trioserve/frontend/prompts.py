@@ -42,8 +42,10 @@ def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
       InvalidRequestError: the token ids are no integers >= 0.
     """
     match prompt:
-        case TextPrompt() | TokensPrompt():
+        case TextPrompt():
             return prompt
+        case TokensPrompt():
+            return TokensPrompt(_checked(prompt.token_ids), prompt.text)
         case str():
             return TextPrompt(prompt)
         case {"prompt_token_ids": token_ids, **rest}:

@@ -9,7 +9,7 @@ import attrs
 import msgspec
 import trio
 
-from trioserve.errors import EngineDeadError, EngineGenerateError, EngineStartError
+from trioserve.errors import EngineDeadError, EngineGenerateError, EngineStartError, OverloadedError
 from trioserve.link.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -26,6 +26,7 @@ from trioserve.version import __version__
 
 if TYPE_CHECKING:
     from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.errors import TrioserveError
     from trioserve.link.message_stream import MessageStream
     from trioserve.link.messages import Message
 
@@ -90,20 +91,23 @@ class EngineCoreClient:
         self._stream = stream
         self._calls: dict[int, _PendingCall] = {}  # one per task that waits in `call`
         self._next_call_id = 0
-        self._dead: EngineDeadError | None = None
+        self._end: TrioserveError | None = None
 
     def add(self, request: Add) -> None:
         """Start a sequence.
 
         Raises:
           EngineDeadError: there is no core any more.
+          OverloadedError: it is too far behind in reading to be sent more.
         """
         self._check_alive()
+        if not self._stream.has_room:
+            raise OverloadedError("The engine core is too far behind to take another request.")
         self._stream.send_nowait(request)
 
     def abort(self, request_ids: list[int]) -> None:
         """Stop sequences; those that have ended are ignored."""
-        if request_ids and self._dead is None:
+        if request_ids and self._end is None:
             self._stream.send_nowait(Abort(request_ids))
 
     async def call(self, method: str, *args: Any) -> Any:
@@ -159,12 +163,18 @@ class EngineCoreClient:
             call.result = result
             call.done.set()
 
-    def _die(self, reason: str) -> EngineDeadError:
-        self._dead = EngineDeadError(reason)
+    def end(self, error: TrioserveError) -> None:
+        """From here on, every call raises `error`, also those that wait for their result. The first end
+        counts."""
+        self._end = self._end or error
         for call in self._calls.values():
             call.done.set()
-        return self._dead
+
+    def _die(self, reason: str) -> EngineDeadError:
+        error = EngineDeadError(reason)
+        self.end(error)
+        return error
 
     def _check_alive(self) -> None:
-        if self._dead is not None:
-            raise EngineDeadError(*self._dead.args)
+        if self._end is not None:
+            raise type(self._end)(*self._end.args)

@@ -84,9 +84,9 @@ def unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
     Raises:
       MessageError: the columns do not fit together.
     """
-    token_ids = array("i", outputs.token_ids)
-    rows = None if outputs.logprobs is None else _unpack_logprobs(outputs.logprobs)
     try:
+        token_ids = array("i", outputs.token_ids)
+        rows = None if outputs.logprobs is None else _unpack_logprobs(outputs.logprobs, len(token_ids))
         columns = zip(
             array("q", outputs.request_ids),
             array("i", outputs.num_tokens),
@@ -98,6 +98,8 @@ def unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
         end = 0
         for request_id, count, reason, stop_token_id, num_cached_tokens in columns:
             start, end = end, end + count
+            if not start <= end <= len(token_ids):
+                raise ValueError(f"request {request_id} has tokens {start} to {end} of {len(token_ids)}")
             own_rows = None if rows is None or not count else rows[start:end]
             yield RequestUpdate(
                 request_id=request_id,
@@ -111,13 +113,15 @@ def unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
         raise MessageError(f"StepOutputs: {error}") from error
 
 
-def _unpack_logprobs(columns: LogprobColumns) -> list[TokenLogprobRow]:
+def _unpack_logprobs(columns: LogprobColumns, num_tokens: int) -> list[TokenLogprobRow]:
     ends = list(accumulate(array("i", columns.widths), initial=0))
     token_ids, logprobs, ranks = (
         array("i", columns.token_ids),
         array("f", columns.logprobs),
         array("i", columns.ranks),
     )
+    if not (len(ends) == num_tokens + 1 and ends[-1] == len(token_ids) == len(ranks) == len(logprobs)):
+        raise ValueError(f"the logprobs of {num_tokens} tokens do not fit together")
     return [
         TokenLogprobRow(token_ids[start:end], logprobs[start:end], ranks[start:end])
         for start, end in pairwise(ends)

@@ -52,11 +52,11 @@ async def open_inproc_client(config: EngineConfig, model: ResolvedModel) -> Asyn
             try:
                 with trio.fail_after(config.startup_timeout):
                     ready = await shake_hands(near, config, model)
-                yield EngineCoreClient(near, ready)
             except trio.TooSlowError:
                 raise EngineStartError(
                     f"The engine core was not ready after {config.startup_timeout:g} seconds."
                 ) from None
+            yield EngineCoreClient(near, ready)
             end_nursery(nursery)
     finally:
         near.close()

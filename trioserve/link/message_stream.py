@@ -25,8 +25,8 @@ class MessageStream:
     `send_nowait` puts the message into a buffer that `run_writer` empties. Whoever opens the stream runs
     `run_writer` in a nursery beside it.
 
-    The buffer's bound: a client adds at most one Add and one Abort per request it has and one Utility per
-    caller that waits; a core calls `wait_room` once per step.
+    The buffer's bound: a client adds a request only while there is room (`has_room`), and beside them one
+    Abort per request and one Utility per caller that waits; a core calls `wait_room` once per step.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -35,7 +35,7 @@ class MessageStream:
         self._outbound = bytearray()
         self._in_flight = 0  # bytes that the writer has taken and the kernel has not
         self._wake_writer = trio.Event()
-        self._has_room = trio.Event()
+        self._room_made = trio.Event()
         self._is_idle = trio.Event()
         self.broken = False
         """True once a write failed: nothing sent from then on arrives."""
@@ -62,9 +62,14 @@ class MessageStream:
 
     async def wait_room(self) -> None:
         """Wait while more than 8 MiB are waiting to be sent. No checkpoint where there is room."""
-        while len(self._outbound) + self._in_flight > _ROOM and not self.broken:
-            self._has_room = trio.Event()
-            await self._has_room.wait()
+        while not self.has_room:
+            self._room_made = trio.Event()
+            await self._room_made.wait()
+
+    @property
+    def has_room(self) -> bool:
+        """At most 8 MiB are waiting to be sent."""
+        return self.broken or len(self._outbound) + self._in_flight <= _ROOM
 
     async def run_writer(self) -> None:
         """Send what is queued, until cancelled. Returns early if the stream breaks."""
@@ -79,11 +84,11 @@ class MessageStream:
                 self._in_flight = len(data)
                 await self._stream.send_all(data)
                 self._in_flight = 0
-                self._has_room.set()
+                self._room_made.set()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.broken = True
             self._outbound.clear()
-            self._has_room.set()
+            self._room_made.set()
             self._is_idle.set()
 
     async def flush(self) -> None:

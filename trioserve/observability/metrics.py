@@ -66,6 +66,8 @@ class StepStats(Protocol):
     def prefix_cache_hits(self) -> int: ...
     @property
     def num_prompt_tokens(self) -> int: ...
+    @property
+    def num_generation_tokens(self) -> int: ...
 
 
 def _one_two_five(limit: int) -> tuple[float, ...]:
@@ -149,8 +151,6 @@ class EngineMetrics(Collector):
         self._label_values = (model_name, engine)
         self._levels = _Levels()
         self._counters = _Counters()
-        # Prompt tokens of the step whose stats came last; record_step adds the generated ones and resets it.
-        self._step_prompt_tokens = 0
         lengths = _one_two_five(max_model_len)
         self._first_token = _Histogram(
             "time_to_first_token_seconds",
@@ -174,7 +174,7 @@ class EngineMetrics(Collector):
         self.registry.register(self)
 
     def record_stats(self, stats: StepStats) -> None:
-        """An engine core's state after a step. Call it before `record_step` of the same step."""
+        """An engine core's state after a step."""
         levels, counters = self._levels, self._counters
         levels.running = stats.num_running
         levels.waiting = stats.num_waiting
@@ -183,15 +183,13 @@ class EngineMetrics(Collector):
         counters.prefix_cache_queries += stats.prefix_cache_queries
         counters.prefix_cache_hits += stats.prefix_cache_hits
         counters.prompt_tokens += stats.num_prompt_tokens
-        self._step_prompt_tokens = stats.num_prompt_tokens
-
-    def record_step(self, num_generation_tokens: int) -> None:
-        """A step that generated this many tokens, of all requests together."""
-        self._counters.generation_tokens += num_generation_tokens
-        num_tokens = self._step_prompt_tokens + num_generation_tokens
-        self._step_prompt_tokens = 0
-        if num_tokens:
+        counters.generation_tokens += stats.num_generation_tokens
+        if num_tokens := stats.num_prompt_tokens + stats.num_generation_tokens:
             self._iteration.observe(num_tokens)
+
+    def record_death(self) -> None:
+        """The engine core is gone, and all that it held."""
+        self._levels = _Levels()
 
     def record_first_token(self, seconds: float) -> None:
         """A request's first token came this long after its arrival."""

@@ -16,6 +16,7 @@ from trioserve.errors import (
     EngineDeadError,
     EngineGenerateError,
     InvalidRequestError,
+    OverloadedError,
     TrioserveError,
 )
 from trioserve.outputs import FinishReason
@@ -124,6 +125,9 @@ def _describe_server_error(error: Exception) -> Failure:
         case ClosedError():
             detail = ErrorDetail("The server is shutting down.", SERVER_ERROR, None, "shutting_down")
             return Failure(503, detail)
+        case OverloadedError():
+            detail = ErrorDetail(str(error), SERVER_ERROR, None, "overloaded")
+            return Failure(503, detail, {"Retry-After": "1"})
         case EngineGenerateError():
             _logger.error("a request failed in the engine: %s", error)
             return Failure(500, ErrorDetail("The request failed in the engine.", SERVER_ERROR))

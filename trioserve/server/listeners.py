@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -15,26 +16,44 @@ if TYPE_CHECKING:
 
     from trioserve.args import ServerArgs
 
-__all__ = ["bound_listener", "describe"]
+__all__ = ["bound_listener", "describe", "start_listening"]
 
 _BACKLOG = 1024
 
 
 @contextlib.contextmanager
 def bound_listener(args: ServerArgs) -> Iterator[socket.socket]:
-    """A socket that is bound and does not listen yet; a Unix socket's file is removed on leaving.
+    """A socket that is bound and does not listen yet: see `start_listening`.
 
     Raises:
       InvalidConfigError: the address cannot be used.
     """
     listener = _bind_unix(args.uds) if args.uds is not None else _bind_tcp(args.host, args.port)
     with listener:
+        own_file = None if args.uds is None else _inode(_own_path(args.uds))
         try:
             yield listener
         finally:
             if args.uds is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(args.uds)
+                for path in (_own_path(args.uds), args.uds):
+                    if _inode(path) == own_file:  # another server may have taken over the path since
+                        os.unlink(path)
+
+
+def start_listening(listener: socket.socket, args: ServerArgs) -> None:
+    """Let clients in. A Unix socket appears at its path only now.
+
+    Raises:
+      InvalidConfigError: somebody else has begun to listen there meanwhile.
+    """
+    try:
+        listener.listen(_BACKLOG)
+        if args.uds is not None:
+            _refuse_if_served(args.uds)
+            os.rename(_own_path(args.uds), args.uds)
+    except OSError as error:
+        field, address = ("uds", args.uds) if args.uds is not None else ("port", args.port)
+        raise InvalidConfigError(f"{field} {address} cannot be listened on: {error}.", field=field) from error
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:
@@ -48,6 +67,9 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
+        # Needed for connections of a server before; kept on, it would let the next server bind this port
+        # too, as long as nobody listens.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()
         raise InvalidConfigError(
@@ -57,37 +79,50 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
 
 
 def _bind_unix(path: str) -> socket.socket:
+    """Bound beside `path`, under a name of this process's own."""
     listener = socket.socket(socket.AF_UNIX)
+    own_path = _own_path(path)
     try:
-        _remove_stale_socket(path)
-        listener.bind(path)
+        _refuse_if_served(path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(own_path)  # of a killed server with the same pid
+        listener.bind(own_path)
     except OSError as error:
         listener.close()
         raise InvalidConfigError(f"uds {path!r} cannot be listened on: {error}.", field="uds") from error
     return listener
 
 
-def _remove_stale_socket(path: str) -> None:
-    """What a killed server left behind; a socket that somebody still serves is left alone."""
+def _own_path(path: str) -> str:
+    return f"{path}.{os.getpid()}"
+
+
+def _refuse_if_served(path: str) -> None:
+    """What a killed server left behind may be replaced; a socket that somebody serves, or a file, may not.
+
+    Raises:
+      OSError: it may not.
+    """
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
+            raise FileExistsError(errno.EEXIST, "there is a file that is no socket")
     except FileNotFoundError:
         return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(ConnectionRefusedError):
+        probe.connect(path)
+        raise OSError(errno.EADDRINUSE, "another server listens there")
 
 
-def start_listening(listener: socket.socket) -> None:
-    listener.listen(_BACKLOG)
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except FileNotFoundError:
+        return None
 
 
-def describe(listener: socket.socket) -> str:
+def describe(listener: socket.socket, args: ServerArgs) -> str:
     """Where a client finds it."""
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{listener.getsockname()}"
+    if args.uds is not None:
+        return f"unix:{args.uds}"
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

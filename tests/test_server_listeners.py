@@ -1,0 +1,64 @@
+"""Where a server listens, and what it does where somebody else does."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trioserve import InvalidConfigError, ServerArgs
+from trioserve.server.listeners import bound_listener, describe, start_listening
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_port_is_taken_from_the_moment_it_is_bound() -> None:
+    args = ServerArgs(port=0)
+    with bound_listener(args) as first:
+        port = first.getsockname()[1]
+        assert describe(first, args) == f"http://127.0.0.1:{port}"
+        with pytest.raises(InvalidConfigError, match=f"port {port}"), bound_listener(ServerArgs(port=port)):
+            raise AssertionError("it is taken")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        start_listening(first, args)
+        socket.create_connection(("127.0.0.1", port)).close()
+    with bound_listener(ServerArgs(port=port)):
+        pass
+
+
+def test_a_host_that_does_not_exist() -> None:
+    with pytest.raises(InvalidConfigError, match="host"), bound_listener(ServerArgs(host="256.0.0.1")):
+        raise AssertionError("there is no such host")
+
+
+def test_a_unix_socket_appears_when_it_is_served_and_goes_with_its_server(tmp_path: Path) -> None:
+    args = ServerArgs(uds=str(tmp_path / "socket"))
+    with bound_listener(args) as listener:
+        assert not (tmp_path / "socket").exists()
+        start_listening(listener, args)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "socket"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_server_left_is_replaced_and_what_is_served_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    args = ServerArgs(uds=str(path))
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    with bound_listener(args) as listener:
+        start_listening(listener, args)
+        with pytest.raises(InvalidConfigError, match="another server"), bound_listener(args):
+            raise AssertionError("it is served")
+    assert not path.exists()
+
+
+def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    with pytest.raises(InvalidConfigError, match="no socket"), bound_listener(ServerArgs(uds=str(path))):
+        raise AssertionError("it is a file")
+    assert path.read_text() == "mine"
