@@ -24,9 +24,10 @@ def test_a_port_is_taken_from_the_moment_it_is_bound() -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
         start_listening(first, args)
-        socket.create_connection(("127.0.0.1", port)).close()
-    with bound_listener(ServerArgs(port=port)):
-        pass
+        with socket.create_connection(("127.0.0.1", port)):
+            first.accept()[0].close()  # this side first: the connection lingers in TIME_WAIT here
+    with bound_listener(ServerArgs(port=port)) as next_one:
+        start_listening(next_one, ServerArgs(port=port))
 
 
 def test_a_host_that_does_not_exist() -> None:

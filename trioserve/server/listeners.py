@@ -47,6 +47,7 @@ def start_listening(listener: socket.socket, args: ServerArgs) -> None:
       InvalidConfigError: somebody else has begun to listen there meanwhile.
     """
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(_BACKLOG)
         if args.uds is not None:
             _refuse_if_served(args.uds)
@@ -67,8 +68,9 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Needed for connections of a server before; kept on, it would let the next server bind this port
-        # too, as long as nobody listens.
+        # It lets us bind beside what a server before left in TIME_WAIT. Left on, it would let the next server
+        # bind this port too, as long as nobody listens; `start_listening` sets it again, for connections
+        # inherit it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except OSError as error:
         listener.close()
