@@ -271,3 +271,19 @@ def test_an_abort_without_a_step_changes_the_stats():
     driver.abort(request)
     assert driver.core.stats_changed
     assert driver.core.take_stats().num_running == 0
+
+
+def test_a_request_that_is_aborted_during_its_step_runs_no_more_and_holds_its_blocks() -> None:
+    driver = Driver(block_size=4)
+    aborted = driver.add(prompt(9), max_tokens=5)
+    driver.add(prompt(6, 3), max_tokens=5)
+    driver.begin()
+    driver.core.take_stats()
+    driver.abort(aborted)
+    assert driver.core.stats_changed
+    during = driver.core.take_stats()
+    assert (during.num_running, during.num_waiting) == (1, 0)
+    driver.end()
+    after = driver.core.take_stats()
+    assert after.num_running == 1
+    assert after.kv_cache_usage < during.kv_cache_usage

@@ -93,6 +93,7 @@ class Scheduler:
         self._running: list[Request] = []
         self._num_arrived = 0
         self._in_flight: StepPlan | None = None
+        self._num_aborted = 0  # requests in _running that nobody wants: the step in flight keeps them
         self._counters = StepCounters()
         self._gauges_taken = self._gauges()
 
@@ -152,7 +153,9 @@ class Scheduler:
     def _abort(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:
             request.status = RequestStatus.ABORTED
-            if not request.in_flight:
+            if request.in_flight:
+                self._num_aborted += 1
+            else:
                 self._running.remove(request)
                 self._forget(request)
         else:
@@ -241,6 +244,7 @@ class Scheduler:
         num_samples = sum(sequence.samples for sequence in sequences)
         assert len(sampled) == num_samples, f"{num_samples} sequences sampled, {len(sampled)} tokens came"
         self._in_flight = None
+        self._num_aborted = 0
         tokens = iter(sampled)
         advanced, ended = [], []
         for request, sequence in zip(plan.requests, sequences, strict=True):
@@ -298,7 +302,7 @@ class Scheduler:
         return self._gauges() != self._gauges_taken
 
     def _gauges(self) -> tuple[int, int, float]:
-        return len(self._running), len(self._policy), self._kv_cache.usage
+        return len(self._running) - self._num_aborted, len(self._policy), self._kv_cache.usage
 
     def check(self) -> None:
         """Assert the invariants, in time linear in the number of blocks and requests; for tests."""

@@ -27,6 +27,7 @@ class CoreStats:
     """The core's state now, and its counters since the stats before."""
 
     num_running: int
+    """Without those that were aborted while a step computes them; their blocks count until it is back."""
     num_waiting: int
     kv_cache_usage: float
     """0 to 1; blocks that only the prefix cache keeps are free."""

@@ -149,6 +149,7 @@ class _CoreServer:
                     self._add(message)
                 case Abort():
                     self._core.abort(message.request_ids)
+                    self._send_stats_if_changed()
                 case Utility():
                     self._stream.send_nowait(self._call(message))
                 case _:
@@ -177,9 +178,7 @@ class _CoreServer:
             self._wake_steps = trio.Event()
             plan = self._core.schedule()
             if plan is None:
-                # Aborts and ends change the counts without a step: the gauges must fall all the same.
-                if self._core.stats_changed:
-                    self._send(StepResult())
+                self._send_stats_if_changed()
                 await self._wake_steps.wait()
                 continue
             sampled = await self._thread.run(self._core.execute, plan)
@@ -194,6 +193,11 @@ class _CoreServer:
         second the reader has run."""
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
+
+    def _send_stats_if_changed(self) -> None:
+        """Aborts and ends change the counts without a step: the gauges must fall all the same."""
+        if self._core.stats_changed:
+            self._send(StepResult())
 
     def _send(self, result: StepResult) -> None:
         self._stream.send_nowait(pack_step(result, self._core.take_stats()))

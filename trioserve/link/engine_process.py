@@ -31,12 +31,18 @@ async def _serve(link: socket.socket) -> bool:
         stream.close()
 
 
+def _keep_openmp_from_spinning() -> None:
+    """OpenMP's threads spin while they wait for each other: milliseconds, by default. Where one of them has
+    lost its processor to somebody else (the API process, for one), a step then takes twenty times as long.
+    5,000 turns cost a tenth to a fifth of the speed on an idle machine (docs/performance.md). Before torch is
+    loaded, and only if the user has not decided."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+
 def main() -> int:
     """Serve until the link ends. Returns the exit code: 0 after an orderly end, 1 after a failure."""
-    # Before anything loads OpenMP. Its threads would spin while they wait for each other, and where one of
-    # them has lost its processor to somebody else (this machine also serves HTTP), a step takes ten times
-    # as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _keep_openmp_from_spinning()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link = socket.socket(fileno=int(sys.argv[1]))
