@@ -18,7 +18,7 @@ import trio
 
 from trioserve.args import EngineArgs, ServerArgs
 from trioserve.config import GenerationDefaults, ResolvedModel
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, PromptTooLongError
 from trioserve.frontend.prompts import TextPrompt, TokensPrompt
 from trioserve.observability.metrics import EngineMetrics
 from trioserve.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
@@ -159,7 +159,7 @@ class _FakeStream:
         if not token_ids:
             raise InvalidRequestError("The prompt is empty.", parameter="prompt")
         if len(token_ids) >= self._llm.model.max_model_len:
-            raise InvalidRequestError("The prompt is too long.", parameter="input_tokens")
+            raise PromptTooLongError("The prompt is too long.")
         self._llm.calls.append(self._call)
         self._llm.running.add(self._call.request_id)
         self._outputs = list(self._llm.play(self._call))

@@ -217,7 +217,8 @@ async def test_prompt_too_long(path: str) -> None:
     request = {"prompt": words, "messages": [{"role": "user", "content": words}]}
     reply = await Client(FakeLLM()).post(path, request)
     assert reply.status == 400
-    assert (reply.error["param"], reply.error["code"]) == ("input_tokens", "context_length_exceeded")
+    field = "messages" if path == CHAT_PATH else "prompt"
+    assert (reply.error["param"], reply.error["code"]) == (field, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])

@@ -121,3 +121,14 @@ async def test_what_the_engine_holds_returns_to_nothing_after_any_end() -> None:
         assert llm.metrics.totals().kv_cache_usage == 0
         assert await llm.reset_prefix_cache()
         assert llm.num_open_requests == 0
+
+
+async def test_in_process_or_not_the_answer_is_the_same() -> None:
+    texts = []
+    for engine in ("process", "inproc"):
+        async with AsyncLLM.from_engine_args(engine_args(engine=engine, dtype="float32")) as llm:
+            assert bool(children_of(os.getpid())) == (engine == "process")
+            output = await llm.complete("The capital of France is", SamplingParams(temperature=0))
+            texts.append(output.outputs[0].text)
+    assert texts[0] == texts[1]
+    assert "Paris" in texts[0]

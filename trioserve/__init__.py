@@ -32,6 +32,7 @@ from trioserve.errors import InvalidRequestError as InvalidRequestError
 from trioserve.errors import ModelNotSupportedError as ModelNotSupportedError
 from trioserve.errors import ModelSourceError as ModelSourceError
 from trioserve.errors import OverloadedError as OverloadedError
+from trioserve.errors import PromptTooLongError as PromptTooLongError
 from trioserve.errors import TrioserveError as TrioserveError
 from trioserve.frontend.prompts import TextPrompt as TextPrompt
 from trioserve.frontend.prompts import TokensPrompt as TokensPrompt

@@ -2,6 +2,7 @@
 
 TrioserveError
 ├─ InvalidRequestError   the request is wrong; sending it again changes nothing   (HTTP 4xx)
+│  └─ PromptTooLongError  it is longer than the model's context
 ├─ InvalidConfigError    an argument, flag or config file is wrong
 ├─ ModelSourceError      the model could not be found, fetched or verified
 ├─ ModelNotSupportedError  the model was found, and cannot be served
@@ -24,6 +25,7 @@ __all__ = [
     "ModelNotSupportedError",
     "ModelSourceError",
     "OverloadedError",
+    "PromptTooLongError",
     "TrioserveError",
 ]
 
@@ -41,6 +43,13 @@ class InvalidRequestError(TrioserveError, ValueError):
     def __init__(self, message: str, *, parameter: str | None = None) -> None:
         super().__init__(message)
         self.parameter = parameter
+
+
+class PromptTooLongError(InvalidRequestError):
+    """Prompt and output together do not fit into the model's context."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, parameter="prompt")
 
 
 class InvalidConfigError(TrioserveError, ValueError):

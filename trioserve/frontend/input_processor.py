@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidRequestError, PromptTooLongError
 from trioserve.frontend.prompts import TextPrompt, parse_prompt
 from trioserve.text import is_unicode
 
@@ -93,10 +93,9 @@ class InputProcessor:
         if length >= self._model.max_model_len:
             raise self._too_long(f"the prompt has {length} tokens, which leaves no room for output")
 
-    def _too_long(self, found: str) -> InvalidRequestError:
-        return InvalidRequestError(
-            f"This model's maximum context length is {self._model.max_model_len} tokens, and {found}.",
-            parameter="input_tokens",
+    def _too_long(self, found: str) -> PromptTooLongError:
+        return PromptTooLongError(
+            f"This model's maximum context length is {self._model.max_model_len} tokens, and {found}."
         )
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:

@@ -17,6 +17,7 @@ from trioserve.errors import (
     EngineGenerateError,
     InvalidRequestError,
     OverloadedError,
+    PromptTooLongError,
     TrioserveError,
 )
 from trioserve.outputs import FinishReason
@@ -41,9 +42,6 @@ _logger = logging.getLogger("trioserve.server")
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
-
-# Clients look for this code to shorten their prompt and try again.
-_TOO_LONG = {"input_text", "input_tokens"}
 
 
 @attrs.frozen
@@ -109,9 +107,12 @@ def describe(error: Exception) -> Failure:
     match error:
         case ApiError():
             return error.failure
+        case PromptTooLongError():
+            # Clients look for this code to shorten their prompt and try again.
+            param = "messages" if request.path.endswith("/chat/completions") else error.parameter
+            return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, param, "context_length_exceeded"))
         case InvalidRequestError():
-            code = "context_length_exceeded" if error.parameter in _TOO_LONG else None
-            return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, error.parameter, code))
+            return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, error.parameter))
         case HTTPException():
             return _describe_http(error)
         case _:
