@@ -116,3 +116,21 @@ def test_a_decoder_that_rereads_bytes_loses_no_text() -> None:
         detokenizer.flush()
     ]
     assert "".join(pieces).replace("\ufffd", "") == "Aaa"
+
+
+def test_a_space_is_kept_where_the_output_goes_on_with_the_prompts_text() -> None:
+    """Llama 2's tokenizer drops the space before the first word of a text, which the output's is not."""
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={"<unk>": 0, "▁a": 1, "▁b": 2}, merges=[], unk_token="<unk>")
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer = Tokenizer(backend, {}, None)
+    whole, prompt = tokenizer.decode([1, 2, 1]), tokenizer.decode([1])
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=True, context=[1])
+    assert (
+        "".join([detokenizer.push(2), detokenizer.push(1), detokenizer.flush()])
+        == whole[len(prompt) :]
+        == " b a"
+    )

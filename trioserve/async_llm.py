@@ -297,7 +297,9 @@ class AsyncLLM:
     ) -> OutputChannel:
         if self.config.log.requests:
             request_log.info("%s: %d prompt tokens, %r", request_id, len(prompt.token_ids), params)
-        completions = [Completion(index, params, self.tokenizer) for index in range(params.n)]
+        completions = [
+            Completion(index, params, self.tokenizer, prompt.token_ids) for index in range(params.n)
+        ]
         return OutputChannel(
             request_id,
             prompt.text,

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Completion"]
 
+_CONTEXT = 4
+"""Tokens of the prompt that the detokenizer looks back to; a character has at most four."""
+
 
 class Completion:
     """The state of one of a request's n completions.
@@ -28,7 +31,9 @@ class Completion:
     holds is bounded by the request's max_tokens.
     """
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, index: int, params: SamplingParams, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
+    ) -> None:
         self.index = index
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -39,7 +44,11 @@ class Completion:
         self._min_tokens = params.min_tokens
         self._includes_stop = params.include_stop_str_in_output
         self._detokenizer = (
-            Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+            Detokenizer(
+                tokenizer,
+                skip_special_tokens=params.skip_special_tokens,
+                context=prompt_token_ids[-_CONTEXT:],
+            )
             if params.detokenize
             else None
         )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from tokenizers.decoders import DecodeStream
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trioserve.frontend.tokenizer import Tokenizer
 
 __all__ = ["Detokenizer"]
@@ -15,17 +17,23 @@ __all__ = ["Detokenizer"]
 class Detokenizer:
     """The text of one completion.
 
-    What it returns, joined, is `tokenizer.decode` of all the tokens. The exception are vocabularies that
-    spell bytes as tokens (`<0xE2>`), where bytes that form no character may count differently.
+    What it returns, joined, is what `tokenizer.decode` of prompt and output has beyond the prompt's text. The
+    exception are vocabularies that spell bytes as tokens (`<0xE2>`), where bytes that form no character may
+    count differently.
+
+    Args:
+      context: the last tokens of the prompt, for tokenizers that drop a space at the beginning of a text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, context: Sequence[int] = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._stream = DecodeStream(ids=list(context), skip_special_tokens=skip_special_tokens)
         # Invariant: the text of _shown has been returned, that of _held has not, and the two together are
         # enough context to decode _held.
-        self._shown: list[int] = []
+        self._shown: list[int] = list(context)
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:
