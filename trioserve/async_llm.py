@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
+import time
 import uuid
 from array import array
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -121,7 +122,10 @@ class AsyncLLM:
             with ungrouped():
                 await self._stack.enter_async_context(self._run())
         except ExceptionGroup as group:  # the core and the tokenizer failed together: one of them will do
-            raise next((e for e in group.exceptions if isinstance(e, TrioserveError)), group) from group
+            known = [error for error in group.exceptions if isinstance(error, TrioserveError)]
+            if not known:
+                raise
+            raise known[0] from group
         return self
 
     async def __aexit__(
@@ -247,6 +251,7 @@ class AsyncLLM:
         For those who need many requests in one task; anybody else uses `stream`. Cancelling it leaves
         nothing behind: the request is registered and sent after the last checkpoint.
         """
+        arrival_time = time.monotonic()
         params = params or SamplingParams()
         self._check_open()
         check_routing(priority, cache_salt)
@@ -254,6 +259,7 @@ class AsyncLLM:
         params = self._inputs.fit_params(params, len(tokenized.token_ids))
         client = self._check_open()  # it may have died meanwhile
         channel = self._open_channel(tokenized, params, request_id or f"req-{uuid.uuid4().hex}")
+        channel.arrival_time = arrival_time
         sequences = {next(self._sequence_ids): completion for completion in channel.completions}
         prompt_token_ids = array("i", tokenized.token_ids).tobytes()
         self._outputs.register(channel, sequences)
