@@ -67,7 +67,9 @@ class ServedModel:
         return sum(float(match) for match in re.findall(pattern, text, re.MULTILINE))
 
     def wait_until_idle(self) -> None:
-        wait_for(lambda: self.metric("num_requests_running") + self.metric("num_requests_waiting") == 0)
+        """Until nothing runs or waits, and no block is held."""
+        levels = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        wait_for(lambda: not any(map(self.metric, levels)))
 
     def terminate(self) -> int:
         """SIGTERM; returns the exit code."""
