@@ -151,6 +151,13 @@ class AsyncLLM:
             async with open_client(self.config, self.model) as client:
                 await loaded.wait()
                 self._client, self.ready = client, client.ready
+                log.info(
+                    "engine ready: %d KV blocks of %d tokens (%.1f GiB), loaded in %.1f s",
+                    self.ready.num_blocks,
+                    self.ready.block_size,
+                    self.ready.kv_cache_bytes / 2**30,
+                    self.ready.load_seconds,
+                )
                 async with trio.open_nursery() as tasks:
                     tasks.start_soon(self._read_outputs, client)
                     tasks.start_soon(log_throughput, self.metrics, self.config.log.stats_interval)
@@ -258,8 +265,8 @@ class AsyncLLM:
         tokenized = await self._inputs.tokenize(prompt)
         params = self._inputs.fit_params(params, len(tokenized.token_ids))
         client = self._check_open()  # it may have died meanwhile
-        channel = self._open_channel(tokenized, params, request_id or f"req-{uuid.uuid4().hex}")
-        channel.arrival_time = arrival_time
+        name = request_id or f"req-{uuid.uuid4().hex}"
+        channel = self._open_channel(tokenized, params, name, arrival_time)
         sequences = {next(self._sequence_ids): completion for completion in channel.completions}
         prompt_token_ids = array("i", tokenized.token_ids).tobytes()
         self._outputs.register(channel, sequences)
@@ -299,7 +306,7 @@ class AsyncLLM:
             self._client.abort(sequence_ids)
 
     def _open_channel(
-        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str
+        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str, arrival_time: float
     ) -> OutputChannel:
         if self.config.log.requests:
             request_log.info("%s: %d prompt tokens, %r", request_id, len(prompt.token_ids), params)
@@ -314,6 +321,7 @@ class AsyncLLM:
             kind=params.output_kind,
             # A stop string can be found only where the text is made.
             streams=params.output_kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop),
+            arrival_time=arrival_time,
         )
 
     def _seed(self, params: SamplingParams, index: int) -> int:

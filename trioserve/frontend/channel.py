@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import trio
@@ -35,6 +34,7 @@ class OutputChannel:
         *,
         kind: RequestOutputKind,
         streams: bool,
+        arrival_time: float,
     ) -> None:
         self.request_id = request_id
         self.prompt_token_ids = prompt_token_ids
@@ -43,7 +43,8 @@ class OutputChannel:
         """The engine sends tokens as they come; else all at the end, when nobody can tell the first one's
         time."""
         self.num_cached_tokens = 0
-        self.arrival_time = time.monotonic()
+        self.arrival_time = arrival_time
+        """Of `time.monotonic()`, as are the next two."""
         self.first_token_time: float | None = None
         self.last_token_time: float | None = None
         self.exhausted = False

@@ -102,7 +102,9 @@ class Completion:
             text=text,
             token_ids=self._token_ids if not self._keeps_all else list(self._token_ids),
             cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
-            logprobs=None if self._logprobs is None else [self._to_logprobs(row) for row in self._logprobs],
+            logprobs=None
+            if self._logprobs is None
+            else [_named(row, self._tokenizer) for row in self._logprobs],
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
         )
@@ -133,9 +135,6 @@ class Completion:
         if self._stop_strings is not None and self._matched is None:
             self._text.append(self._stop_strings.flush())
         return self._matched
-
-    def _to_logprobs(self, row: TokenLogprobRow) -> TokenLogprobs:
-        return _named(row, self._tokenizer)
 
 
 def _named(row: TokenLogprobRow, tokenizer: Tokenizer) -> TokenLogprobs:

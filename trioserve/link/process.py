@@ -56,10 +56,6 @@ class EngineProcess:
         near.setblocking(False)
         self.socket = trio.socket.from_stdlib_socket(near)
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
     async def wait(self) -> int:
         """Wait for the end and reap the child; cancelling leaves it running. Returns the exit status."""
         while (status := self._child.poll()) is None:
