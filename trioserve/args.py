@@ -20,7 +20,10 @@ from trioserve.config import (
     GenerationDefaults,
     LogConfig,
     ModelConfig,
+    ReasoningConfig,
     SchedulerConfig,
+    SpeculativeConfig,
+    StructuredOutputsConfig,
 )
 from trioserve.errors import InvalidConfigError
 from trioserve.quantities import parse_quantity
@@ -159,6 +162,11 @@ def _nested(field: str, kind: type[T]) -> Callable[[Any], T]:
     return convert
 
 
+def _optional_nested(field: str, kind: type[T]) -> Callable[[Any], T | None]:
+    convert = _nested(field, kind)
+    return lambda value: None if value is None else convert(value)
+
+
 def _arg(help: str, convert: Callable[[Any], Any], **kwargs: Any) -> Any:  # noqa: A002 - attrs' word for it
     return attrs.field(converter=convert, metadata={"help": help}, **kwargs)
 
@@ -230,6 +238,45 @@ class EngineArgs:
     max_num_batched_tokens: int = _arg(
         "tokens computed per step", _quantity("max_num_batched_tokens", least=1), default=512
     )
+    scheduling_policy: str = _arg(
+        "who is served first: fcfs, priority (lower first) or deadline (earliest first)",
+        _choice("scheduling_policy", ("fcfs", "priority", "deadline")),
+        default="fcfs",
+    )
+    long_prefill_token_threshold: int | None = _arg(
+        "prompt tokens that a long prompt gets of a step it shares [half of max_num_batched_tokens]",
+        _quantity("long_prefill_token_threshold", least=1, auto=True),
+        default=None,
+    )
+    max_long_partial_prefills: int = _arg(
+        "long prompts under way at a time", _quantity("max_long_partial_prefills", least=1), default=1
+    )
+    async_scheduling: bool = _arg(
+        "schedule the next step while one runs", _flag("async_scheduling"), default=True
+    )
+    speculative_config: SpeculativeConfig | None = _arg(
+        'guess several tokens per step: JSON such as {"method": "ngram", "num_speculative_tokens": 5}',
+        _optional_nested("speculative_config", SpeculativeConfig),
+        default=None,
+    )
+    structured_outputs_config: StructuredOutputsConfig = _arg(
+        "how grammars are made: JSON or by --structured-outputs-config.KEY",
+        _nested("structured_outputs_config", StructuredOutputsConfig),
+        factory=StructuredOutputsConfig,
+    )
+    reasoning_config: ReasoningConfig | None = _arg(
+        'texts between which the model thinks: JSON such as {"start": "<think>", "end": "</think>"}',
+        _optional_nested("reasoning_config", ReasoningConfig),
+        default=None,
+    )
+    max_logprobs: int = _arg(
+        "logprobs that a request may ask for; -1: as many as it likes",
+        _quantity("max_logprobs", least=-1),
+        default=20,
+    )
+    logits_processors: tuple[str, ...] = _arg(
+        "custom logits processors, as module:Class", _texts("logits_processors"), default=()
+    )
     threads: int | None = _arg(
         "compute threads of the engine core [the usable processors]",
         _quantity("threads", least=1, auto=True),
@@ -284,7 +331,17 @@ class EngineArgs:
             scheduler=SchedulerConfig(
                 max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),
                 max_num_batched_tokens=self.max_num_batched_tokens,
+                policy=self.scheduling_policy,  # type: ignore[arg-type]  # its converter lets only these through
+                long_prefill_token_threshold=self.long_prefill_token_threshold
+                or -(-self.max_num_batched_tokens // 2),
+                max_long_partial_prefills=self.max_long_partial_prefills,
+                plan_ahead=self.async_scheduling,
             ),
+            speculative=self.speculative_config,
+            structured_outputs=self.structured_outputs_config,
+            reasoning=self.reasoning_config,
+            max_logprobs=self.max_logprobs,
+            logits_processors=self.logits_processors,
             threads=self.threads or _usable_cpus(),
             engine=self.engine,  # type: ignore[arg-type]  # its converter lets only these through
             startup_timeout=self.startup_timeout,

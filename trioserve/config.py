@@ -7,9 +7,12 @@ all that an engine core needs.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "CacheConfig",
@@ -18,11 +21,30 @@ __all__ = [
     "GenerationDefaults",
     "LogConfig",
     "ModelConfig",
+    "ReasoningConfig",
     "ResolvedModel",
     "SchedulerConfig",
+    "SpeculativeConfig",
+    "StructuredOutputsConfig",
 ]
 
 DType = Literal["bfloat16", "float32"]
+
+
+def _at_least(least: int) -> Callable[..., None]:
+    def validate(_: object, attribute: attrs.Attribute[Any], value: int) -> None:
+        if value < least:
+            raise ValueError(f"{attribute.name} must be an integer >= {least}, got {value!r}")
+
+    return validate
+
+
+def _above(bound: float) -> Callable[..., None]:
+    def validate(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
+        if not value > bound:
+            raise ValueError(f"{attribute.name} must be a number above {bound:g}, got {value!r}")
+
+    return validate
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +114,58 @@ class SchedulerConfig:
     max_num_seqs: int
     """Sequences running at a time."""
     max_num_batched_tokens: int
-    """Tokens (prompt and decode together) computed per step."""
+    """Tokens (prompt, decode and drafts together) computed per step."""
+    policy: Literal["fcfs", "priority", "deadline"]
+    """Who is served first when there is not enough for all."""
+    long_prefill_token_threshold: int
+    """A prompt that lacks more than this is long: it gets at most this much of a step that others share."""
+    max_long_partial_prefills: int
+    """Long prompts that are under way at a time; shorter ones behind them may overtake."""
+    plan_ahead: bool
+    """Schedule the next step while one runs."""
+
+
+@attrs.frozen(kw_only=True)
+class SpeculativeConfig:
+    """Tokens are guessed and checked, several per step: the output stays what it is."""
+
+    method: Literal["ngram"] = "ngram"
+    """ngram: what followed the last few tokens when they occurred before."""
+    num_speculative_tokens: int = attrs.field(default=5, validator=_at_least(1))
+    """Guesses per step, at most."""
+    prompt_lookup_max: int = attrs.field(default=4, validator=_at_least(1))
+    """Tokens that are looked up at first; then ever fewer."""
+    prompt_lookup_min: int = attrs.field(default=2, validator=_at_least(1))
+
+    def __attrs_post_init__(self) -> None:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min must be at most prompt_lookup_max ({self.prompt_lookup_max}), "
+                f"got {self.prompt_lookup_min}"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class StructuredOutputsConfig:
+    """How grammars are made; what a request asks for itself is in `StructuredOutputsParams`."""
+
+    compile_timeout: float = attrs.field(default=5.0, validator=_above(0))
+    """Seconds until a grammar that is not ready is refused."""
+    cache_size: int = attrs.field(default=128, validator=_at_least(1))
+    """Compiled grammars that are kept."""
+    disable_any_whitespace: bool = False
+    """For all requests; likewise the next."""
+    disable_additional_properties: bool = False
+    jump_ahead: bool = True
+    """Tokens that the grammar forces are computed together instead of one per step."""
+
+
+@attrs.frozen(kw_only=True)
+class ReasoningConfig:
+    """The texts between which a model thinks, for `SamplingParams.thinking_token_budget`."""
+
+    start: str = "<think>"
+    end: str = "</think>"
 
 
 @attrs.frozen(kw_only=True)
@@ -102,6 +175,13 @@ class EngineConfig:
     model: ModelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
+    speculative: SpeculativeConfig | None
+    structured_outputs: StructuredOutputsConfig
+    reasoning: ReasoningConfig | None
+    max_logprobs: int
+    """The most that a request may ask for; -1: no limit."""
+    logits_processors: tuple[str, ...]
+    """Custom ones, as module:Class, beside those that installed packages bring."""
     threads: int
     """Compute threads of the engine core."""
     engine: Literal["process", "inproc"]

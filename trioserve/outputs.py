@@ -17,6 +17,10 @@ class FinishReason(enum.IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    REPETITION = 5
+    """It said the same again and again (`SamplingParams.repetition_detection`)."""
+    DEADLINE = 6
+    """The deadline of the request's cancel scope passed before it could be run to its end."""
 
     def __str__(self) -> str:
         return self.name.lower()

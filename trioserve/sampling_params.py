@@ -9,17 +9,28 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trioserve.errors import InvalidRequestError
-from trioserve.text import is_unicode
+from trioserve.structured_outputs import StructuredOutputsParams
+from trioserve.validators import (
+    boolean,
+    integer,
+    non_empty_strings,
+    number,
+    optional,
+    reject,
+    to_strings,
+    to_tuple,
+    token_ids,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-__all__ = ["GREEDY_BELOW", "MAX_LOGPROBS", "RequestOutputKind", "SamplingParams"]
+__all__ = ["GREEDY_BELOW", "RepetitionDetection", "RequestOutputKind", "SamplingParams"]
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this pick the most likely token."""
 
-MAX_LOGPROBS = 20
+_MAX_LOGPROB_TOKEN_IDS = 128
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -31,65 +42,6 @@ class RequestOutputKind(enum.IntEnum):
     """What is new since the output before."""
     FINAL_ONLY = 2
     """One output, at the end; nothing travels before it."""
-
-
-def _reject(attribute: attrs.Attribute[Any], value: object, allowed: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{attribute.name} must be {allowed}, got {value!r}.", parameter=attribute.name
-    )
-
-
-def _number(allowed: str, accepts: Callable[[float], bool]) -> Callable[..., None]:
-    """A validator for finite numbers (booleans are not numbers here)."""
-
-    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise _reject(attribute, value, allowed)
-        if not accepts(value):
-            raise _reject(attribute, value, allowed)
-
-    return validate
-
-
-def _integer(allowed: str, accepts: Callable[[int], bool]) -> Callable[..., None]:
-    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not accepts(value):
-            raise _reject(attribute, value, allowed)
-
-    return validate
-
-
-def _boolean(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise _reject(attribute, value, "true or false")
-
-
-def _optional(validate: Callable[..., None]) -> Callable[..., None]:
-    def validate_optional(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if value is not None:
-            validate(instance, attribute, value)
-
-    return validate_optional
-
-
-def _to_stop_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _stop_strings(_: object, attribute: attrs.Attribute[Any], value: tuple[object, ...]) -> None:
-    if not all(isinstance(text, str) and text and is_unicode(text) for text in value):
-        raise _reject(attribute, list(value), "a non-empty string or a list of non-empty strings")
-
-
-def _token_ids(_: object, attribute: attrs.Attribute[Any], value: tuple[object, ...]) -> None:
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value):
-        raise _reject(attribute, list(value), "a list of token ids (integers >= 0)")
-
-
-def _to_tuple(value: Iterable[int] | None) -> tuple[int, ...]:
-    return () if value is None else tuple(value)
 
 
 def _to_logit_bias(value: dict[Any, Any] | None) -> dict[int, float] | None:
@@ -107,72 +59,140 @@ def _to_logit_bias(value: dict[Any, Any] | None) -> dict[int, float] | None:
 def _logit_bias(_: object, attribute: attrs.Attribute[Any], value: dict[int, float] | None) -> None:
     for token, bias in (value or {}).items():
         if token < 0 or math.isnan(bias):
-            raise _reject(attribute, {token: bias}, "a map of token ids (integers >= 0) to numbers")
+            raise reject(attribute, {token: bias}, "a map of token ids (integers >= 0) to numbers")
+
+
+def _num_logprobs() -> Any:
+    check = integer("an integer >= 0, or -1 for all tokens", lambda v: v >= -1)
+    return attrs.field(default=None, validator=optional(check))
+
+
+def _logprob_token_ids(instance: object, attribute: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
+    token_ids(instance, attribute, value)
+    if len(value) > _MAX_LOGPROB_TOKEN_IDS:
+        raise reject(attribute, f"{len(value)} ids", f"a list of at most {_MAX_LOGPROB_TOKEN_IDS} token ids")
+
+
+def _to_optional_tuple(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if value is None else tuple(value)
+
+
+def _allowed_token_ids(
+    instance: object, attribute: attrs.Attribute[Any], value: tuple[int, ...] | None
+) -> None:
+    if value is not None:
+        token_ids(instance, attribute, value)
+        if not value:
+            raise reject(attribute, [], "null or a non-empty list of token ids")
 
 
 def _penalty() -> Any:
-    return attrs.field(default=0.0, validator=_number("a number from -2 to 2", lambda v: -2 <= v <= 2))
+    return attrs.field(default=0.0, validator=number("a number from -2 to 2", lambda v: -2 <= v <= 2))
+
+
+@attrs.frozen(kw_only=True)
+class RepetitionDetection:
+    """End a completion (finish reason "repetition") whose last tokens are one pattern, over and over."""
+
+    max_pattern_size: int = attrs.field(
+        validator=integer("an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
+    )
+    """Tokens of the longest pattern that is looked for."""
+    min_pattern_size: int = attrs.field(
+        default=1, validator=integer("an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
+    )
+    min_count: int = attrs.field(default=2, validator=integer("an integer >= 2", lambda v: v >= 2))
+    """How many times in a row it must occur."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.min_pattern_size > self.max_pattern_size:
+            raise InvalidRequestError(
+                f"min_pattern_size must be at most max_pattern_size ({self.max_pattern_size}), "
+                f"got {self.min_pattern_size}.",
+                parameter="min_pattern_size",
+            )
 
 
 @attrs.frozen(kw_only=True)
 class SamplingParams:
     """Validated at construction: a wrong value raises `InvalidRequestError`, which names the field.
 
-    The order in which they act, per step: raw logprobs are taken, then `min_tokens` and `logit_bias`,
-    penalties, temperature, `min_p`, `top_k`, `top_p`, and the draw.
+    The order in which they act, per token: raw logprobs are taken; then the mask of `structured_outputs` and
+    `allowed_token_ids`, `bad_words`, `min_tokens` and `logit_bias`, penalties, custom logits processors,
+    `thinking_token_budget`, temperature, `min_p`, `top_k`, `top_p`, and the draw.
     """
 
-    n: int = attrs.field(default=1, validator=_integer("an integer from 1 to 128", lambda v: 1 <= v <= 128))
+    n: int = attrs.field(default=1, validator=integer("an integer from 1 to 128", lambda v: 1 <= v <= 128))
     """Completions per prompt."""
     presence_penalty: float = _penalty()
     """Subtracted once from the logit of every token that was generated already."""
     frequency_penalty: float = _penalty()
     """Subtracted from a token's logit once per time it was generated."""
     repetition_penalty: float = attrs.field(
-        default=1.0, validator=_number("a number above 0 and at most 10", lambda v: 0 < v <= 10)
+        default=1.0, validator=number("a number above 0 and at most 10", lambda v: 0 < v <= 10)
     )
     """Divides positive and multiplies negative logits of every token in prompt or output."""
     temperature: float = attrs.field(
-        default=1.0, validator=_number("a number from 0 to 2", lambda v: 0 <= v <= 2)
+        default=1.0, validator=number("a number from 0 to 2", lambda v: 0 <= v <= 2)
     )
     """0 is greedy."""
     top_p: float = attrs.field(
-        default=1.0, validator=_number("a number above 0 and at most 1", lambda v: 0 < v <= 1)
+        default=1.0, validator=number("a number above 0 and at most 1", lambda v: 0 < v <= 1)
     )
     top_k: int = attrs.field(
         default=0,
-        validator=_integer("an integer from 1 to 2^31, or 0 or -1 for off", lambda v: -1 <= v < 2**31),
+        validator=integer("an integer from 1 to 2^31, or 0 or -1 for off", lambda v: -1 <= v < 2**31),
     )
-    min_p: float = attrs.field(default=0.0, validator=_number("a number from 0 to 1", lambda v: 0 <= v <= 1))
+    min_p: float = attrs.field(default=0.0, validator=number("a number from 0 to 1", lambda v: 0 <= v <= 1))
     """Drops tokens whose probability is below this share of the most likely one's."""
     seed: int | None = attrs.field(
         default=None,
-        validator=_optional(_integer("an integer of 64 bits", lambda v: -(2**63) <= v < 2**63)),
+        validator=optional(integer("an integer of 64 bits", lambda v: -(2**63) <= v < 2**63)),
     )
     """A draw depends on (seed, position) only, whatever else runs."""
-    stop: tuple[str, ...] = attrs.field(default=(), converter=_to_stop_strings, validator=_stop_strings)
+    stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=non_empty_strings)
     """Generation ends when one of these appears; it is cut off unless `include_stop_str_in_output`."""
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_to_tuple, validator=_token_ids)
-    ignore_eos: bool = attrs.field(default=False, validator=_boolean)
+    stoptoken_ids: tuple[int, ...] = attrs.field(default=(), converter=to_tuple, validator=token_ids)
+    ignore_eos: bool = attrs.field(default=False, validator=boolean)
     max_tokens: int | None = attrs.field(
-        default=16, validator=_optional(_integer("an integer >= 1, or null", lambda v: v >= 1))
+        default=16, validator=optional(integer("an integer >= 1, or null", lambda v: v >= 1))
     )
     """None: the model's own limit, or as many as the context window holds."""
-    min_tokens: int = attrs.field(default=0, validator=_integer("an integer >= 0", lambda v: v >= 0))
+    min_tokens: int = attrs.field(default=0, validator=integer("an integer >= 0", lambda v: v >= 0))
     """No EOS, stop token or stop string before this many tokens."""
-    logprobs: int | None = attrs.field(
-        default=None,
-        validator=_optional(
-            _integer(f"an integer from 0 to {MAX_LOGPROBS}", lambda v: 0 <= v <= MAX_LOGPROBS)
-        ),
+    logprobs: int | None = _num_logprobs()
+    """Report the sampled token's logprob and those of this many most likely tokens, -1: of all tokens. An
+    engine's `max_logprobs` is the limit."""
+    prompt_logprobs: int | None = _num_logprobs()
+    """The same for each token of the prompt but the first."""
+    logprob_token_ids: tuple[int, ...] = attrs.field(
+        default=(), converter=to_tuple, validator=_logprob_token_ids
     )
-    """Report the sampled token's logprob and those of this many most likely tokens."""
-    detokenize: bool = attrs.field(default=True, validator=_boolean)
-    skip_special_tokens: bool = attrs.field(default=True, validator=_boolean)
-    include_stop_str_in_output: bool = attrs.field(default=False, validator=_boolean)
+    """Report the logprobs of these tokens too, at each generated position."""
+    flat_logprobs: bool = attrs.field(default=False, validator=boolean)
+    """Report logprobs in arrays (`FlatLogprobs`) instead of dicts: for many of them."""
+    detokenize: bool = attrs.field(default=True, validator=boolean)
+    skip_special_tokens: bool = attrs.field(default=True, validator=boolean)
+    include_stop_str_in_output: bool = attrs.field(default=False, validator=boolean)
     logit_bias: dict[int, float] | None = attrs.field(
         default=None, converter=_to_logit_bias, validator=_logit_bias
     )
+    allowed_token_ids: tuple[int, ...] | None = attrs.field(
+        default=None, converter=_to_optional_tuple, validator=_allowed_token_ids
+    )
+    """Only these tokens can be drawn."""
+    bad_words: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=non_empty_strings)
+    """Texts whose tokens, with or without a space before them, are never completed."""
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = attrs.field(
+        default=None, validator=optional(integer("an integer >= 0", lambda v: v >= 0))
+    )
+    """A model that thinks is made to stop thinking after this many tokens."""
+    repetition_detection: RepetitionDetection | None = None
+    skip_reading_prefix_cache: bool | None = attrs.field(default=None, validator=optional(boolean))
+    """Compute the whole prompt, even if its beginning is known. None: if `prompt_logprobs` are asked for."""
+    extra_args: dict[str, Any] | None = None
+    """For custom logits processors: whatever JSON can express."""
     output_kind: RequestOutputKind = attrs.field(
         default=RequestOutputKind.CUMULATIVE, converter=RequestOutputKind
     )
@@ -185,6 +205,17 @@ class SamplingParams:
             )
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop needs detokenize=True, got detokenize=False.", parameter="stop")
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        if self.skip_reading_prefix_cache is None:
+            return self.prompt_logprobs is None
+        return not self.skip_reading_prefix_cache
+
+    @property
+    def reports_logprobs(self) -> bool:
+        """Of generated tokens."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
 
     @property
     def is_greedy(self) -> bool:

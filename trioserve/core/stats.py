@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
-__all__ = ["CoreStats", "StepCounters"]
+__all__ = ["CacheEvents", "CoreStats", "StepCounters"]
+
+
+@attrs.frozen(kw_only=True)
+class CacheEvents:
+    """What became of the prefix cache's contents since the events before."""
+
+    num_stored: int = 0
+    """Blocks that can be found from now on."""
+    num_evicted: int = 0
+    """Blocks that were given out for new content."""
+    num_resets: int = 0
+    """Times that everything was forgotten."""
 
 
 @attrs.define
@@ -20,6 +34,13 @@ class StepCounters:
     """Prompt tokens computed; those of preempted requests again."""
     num_generation_tokens: int = 0
     """Tokens drawn, whether they have been reported yet or not."""
+    num_drafts: int = 0
+    """Times that a sequence got drafts to check."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Draft tokens that were kept."""
+    accepted_per_position: list[int] = attrs.field(factory=list)
+    """Times that at least i + 1 drafts of a sequence were kept."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,3 +57,10 @@ class CoreStats:
     prefix_cache_hits: int
     num_prompt_tokens: int
     num_generation_tokens: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: Sequence[int] = ()
+    cache_events: CacheEvents = CacheEvents()
+    sleep_level: int = 0
+    """0: awake; 1: the KV cache is gone; 2: the weights too."""

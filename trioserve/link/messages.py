@@ -8,7 +8,7 @@ request, because 256 small objects cost fifty times more than four arrays.
       Hello  ──────────────────────────▶
              ◀──────────────────────────  Ready | Fatal
       Add, Abort, Utility  ────────────▶
-             ◀──────────────────────────  StepOutputs, UtilityResult
+             ◀──────────────────────────  StepOutputs, Refused, UtilityResult
              ◀──────────────────────────  Fatal, then end of file
 """
 
@@ -23,6 +23,7 @@ from trioserve.config import EngineConfig, ResolvedModel
 from trioserve.core.stats import CoreStats
 from trioserve.errors import TrioserveError
 from trioserve.sampling_params import SamplingParams
+from trioserve.token_constraints import TokenConstraints
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -34,6 +35,7 @@ __all__ = [
     "Message",
     "MessageError",
     "Ready",
+    "Refused",
     "StepOutputs",
     "Utility",
     "UtilityResult",
@@ -89,11 +91,24 @@ class Add:
     prompt_token_ids: bytes
     """int32."""
     params: SamplingParams
+    constraints: TokenConstraints
     seed: int
     streams: bool
     """False: nothing is sent before the end."""
+    time_left: float | None
+    """Seconds until the deadline of the request's scope; None if it has none."""
     priority: int = 0
     cache_salt: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Refused:
+    """A sequence of `Add` is not run, because of what was asked for; nothing else is sent of it."""
+
+    request_id: int
+    message: str
+    """Names the field, the value and what is allowed."""
+    parameter: str | None
 
 
 @attrs.frozen
@@ -121,7 +136,7 @@ class UtilityResult:
 
 @attrs.frozen(kw_only=True)
 class LogprobColumns:
-    """Of all tokens of a step, in the order of `StepOutputs.token_ids`."""
+    """Of tokens, in their order."""
 
     widths: bytes
     """int32 per token: how many entries it has below, 0 where none were asked for."""
@@ -150,13 +165,28 @@ class StepOutputs:
     num_cached_tokens: bytes
     """int32 per request: prompt tokens found in the prefix cache."""
     logprobs: LogprobColumns | None
+    """Of `token_ids`."""
+    num_prompt_logprobs: bytes
+    """int32 per request: how many rows of `prompt_logprobs` are its own; empty if there are none at all."""
+    prompt_logprobs: LogprobColumns | None
+    """Of prompt positions from the second on, each request's in order, in as many parts as it has steps."""
     stats: CoreStats
 
 
-Message = Hello | Ready | Fatal | Add | Abort | Utility | UtilityResult | StepOutputs
+Message = Hello | Ready | Fatal | Add | Abort | Utility | UtilityResult | StepOutputs | Refused
 
 # The position is the type byte: append only.
-_CLASSES: tuple[type[Message], ...] = (Hello, Ready, Fatal, Add, Abort, Utility, UtilityResult, StepOutputs)
+_CLASSES: tuple[type[Message], ...] = (
+    Hello,
+    Ready,
+    Fatal,
+    Add,
+    Abort,
+    Utility,
+    UtilityResult,
+    StepOutputs,
+    Refused,
+)
 _CODES = {kind: bytes([code]) for code, kind in enumerate(_CLASSES)}
 _encoder = msgspec.msgpack.Encoder()
 _decoders = tuple(msgspec.msgpack.Decoder(kind) for kind in _CLASSES)
