@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 
 import attrs
 
+from trioserve.core.drafting import Drafter
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import SamplingParams
-from trioserve.worker.batch import SampledToken
+from trioserve.token_constraints import TokenConstraints
+from trioserve.worker.batch import LogprobRow, SampledToken
+from trioserve.worker.grammar import GrammarMatcher
 
-__all__ = ["CoreRequest", "Request", "RequestStatus"]
+__all__ = ["CoreRequest", "MultimodalKey", "Request", "RequestStatus", "Share"]
+
+
+@attrs.frozen(kw_only=True)
+class MultimodalKey:
+    """An image or sound within a prompt: its placeholder tokens mean what its content says."""
+
+    position: int
+    """Of its first placeholder."""
+    length: int
+    """Placeholders, in tokens."""
+    digest: str
+    """Of its content."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -22,12 +38,19 @@ class CoreRequest:
     """Unique among the requests of the core, whoever sent them."""
     prompt_token_ids: Sequence[int]
     params: SamplingParams
+    constraints: TokenConstraints = TokenConstraints()
     seed: int
     streams: bool = True
     """False: nothing is reported before the end."""
     priority: int = 0
+    deadline: float = math.inf
+    """Of the scheduler's clock, in seconds."""
+    grammar: GrammarMatcher | None = None
     cache_salt: str | None = None
-    """Requests with different salts never share a block."""
+    """Requests with different salts never share a block; neither do those of different `lora`."""
+    lora: str | None = None
+    multimodal_keys: Sequence[MultimodalKey] = ()
+    """Sorted by position."""
 
 
 class RequestStatus(enum.Enum):
@@ -39,6 +62,17 @@ class RequestStatus(enum.Enum):
     FINISHED = enum.auto()
     ABORTED = enum.auto()
     """Nobody wants it. Only a step in flight may still keep it, and its blocks, alive."""
+
+
+@attrs.frozen(eq=False)
+class Share:
+    """What one step computes of a request: positions [start, start + num_tokens)."""
+
+    start: int
+    num_tokens: int
+    num_drafts: int
+    """The last ones of `num_tokens`."""
+    samples: bool
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -57,10 +91,17 @@ class Request:
     request_id: int
     prompt_token_ids: list[int]
     params: SamplingParams
+    constraints: TokenConstraints
     seed: int
     streams: bool
     priority: int
+    deadline: float
+    grammar: GrammarMatcher | None
+    drafter: Drafter | None
+    """Guesses what comes next; None where nobody does."""
     cache_salt: str | None
+    lora: str | None
+    multimodal_keys: Sequence[MultimodalKey]
     arrival: int
     """Counts up in the order in which requests were added."""
     eos_token_ids: frozenset[int]
@@ -78,19 +119,23 @@ class Request:
     """The stop token that ended it; EOS is none."""
 
     num_computed_tokens: int = 0
-    """Invariants: below num_known_tokens between steps, and at most len(block_table) * block_size."""
-    block_table: list[int] = attrs.field(factory=list)
-    """Block of each block_size positions. Only appended to, or replaced whole: a step may hold the list."""
+    """Invariants: below num_known_tokens between steps, and covered by the block tables."""
+    block_tables: list[list[int]] = attrs.field(factory=list)
+    """Per group of layers, the block of each block_size positions; empty while it holds none. Entries that a
+    window has left behind are NULL_BLOCK."""
     block_hashes: list[bytes] = attrs.field(factory=list)
     """Of the leading full blocks of known tokens, as far as somebody asked."""
     num_published_blocks: int = 0
-    """Leading blocks of the table that the prefix cache has seen."""
+    """Leading blocks of the tables that the prefix cache has seen."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it was first scheduled."""
-    in_flight: bool = False
-    """A step that has not come back computes it: its blocks must not be given to anyone."""
+    share: Share | None = None
+    """What the step in flight computes of it. Until that is back, its blocks must not be given to anyone."""
     unreported: list[SampledToken] = attrs.field(factory=list)
     """Tokens that the client has not been told of. Small beside the KV cache that each of them takes."""
+    unreported_prompt_logprobs: list[LogprobRow] = attrs.field(factory=list)
+    prompt_logprobs_start: int
+    """The first prompt position whose logprobs have not come yet; the prompt's length if none are wanted."""
 
     @property
     def num_known_tokens(self) -> int:
@@ -99,6 +144,11 @@ class Request:
     @property
     def has_ended(self) -> bool:
         return self.status is RequestStatus.FINISHED or self.status is RequestStatus.ABORTED
+
+    @property
+    def in_flight(self) -> bool:
+        """A step that has not come back computes it."""
+        return self.share is not None
 
     def take_unreported(self) -> list[SampledToken]:
         tokens, self.unreported = self.unreported, []

@@ -27,3 +27,13 @@ class KVCacheLayout:
         if window is None:
             return 0
         return max(0, num_computed_tokens - window + 1) // self.block_size
+
+    def max_blocks(self, num_tokens: int, step_tokens: int) -> int:
+        """The most blocks that a sequence of `num_tokens` ever needs, if a step computes at most
+        `step_tokens` of it: what a pool must have so that the sequence alone always fits."""
+        whole = -(-num_tokens // self.block_size)
+        # Up to window - 1 tokens before those of the step, and a block that both ends of the span cut.
+        spans = [
+            whole if w is None else -(-(w - 1 + step_tokens) // self.block_size) + 1 for w in self.windows
+        ]
+        return sum(min(whole, span) for span in spans)
