@@ -11,8 +11,8 @@ __all__ = ["Drafter"]
 
 
 class Drafter(Protocol):
-    """Of one sequence. It guesses definite tokens, not a distribution: they are checked by drawing as if there
-    were no drafts, and comparing (see `trioserve.worker.sampler`)."""
+    """Of one sequence. It guesses definite tokens, not a distribution: they are checked by drawing as if
+    there were no drafts, and comparing (see `trioserve.worker.sampler`)."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """These tokens are now known to follow what was known before."""

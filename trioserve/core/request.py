@@ -38,7 +38,7 @@ class CoreRequest:
     """Unique among the requests of the core, whoever sent them."""
     prompt_token_ids: Sequence[int]
     params: SamplingParams
-    constraints: TokenConstraints = TokenConstraints()
+    constraints: TokenConstraints = attrs.field(factory=TokenConstraints)
     seed: int
     streams: bool = True
     """False: nothing is reported before the end."""
