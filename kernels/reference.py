@@ -10,6 +10,7 @@ import torch
 
 __all__ = [
     "apply_rotary",
+    "gelu_tanh_and_mul",
     "paged_attention",
     "reshape_and_cache",
     "rms_norm",
@@ -21,7 +22,7 @@ __all__ = [
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, in fp32, rounded once to x's dtype.
 
-    x: [..., N]; weight: [N].
+    x: [..., N]; weight: [N], or a weight for each of x's last axes.
     """
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
@@ -61,6 +62,15 @@ def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
+def gelu_tanh_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, with gelu(x) = x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))).
+
+    gate_up: [..., 2 N], gate first. Returns [..., N].
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
 def reshape_and_cache(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -85,39 +95,49 @@ def paged_attention(
     query_starts: torch.Tensor,
     sequence_lengths: torch.Tensor,
     scale: float,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Causal grouped-query attention of each sequence's newest tokens over its pages.
 
     The queries of sequence b are rows [query_starts[b], query_starts[b + 1]) and its last positions, so that
     row i of n sits at position p = sequence_lengths[b] - n + i. Of query head h (key-value head h // G):
 
-        softmax over j <= p of (q . k_j * scale), times v_j, summed in fp32 and rounded to query's dtype
+        softmax over p - window < j <= p of (q . k_j * scale), times v_j, summed in fp32 and rounded to
+        query's dtype; window None: over all j <= p
 
-    query: [T, H, D]; caches: [num_blocks, block_size, K, D]; block_tables: [B, max_blocks];
-    query_starts: [B + 1]; sequence_lengths: [B], all integers. Returns [T, H, D].
+    query: [T, H, D]; caches: [num_blocks, block_size, K, D]; block_tables: [B, max_blocks], -1 where no
+    query sees the page; query_starts: [B + 1]; sequence_lengths: [B], all integers. Returns [T, H, D].
     """
     output = torch.empty_like(query)
     for b, length in enumerate(sequence_lengths.tolist()):
         rows = slice(int(query_starts[b]), int(query_starts[b + 1]))
-        keys = _pages(key_cache, block_tables[b], length)
-        values = _pages(value_cache, block_tables[b], length)
-        output[rows] = _attend(query[rows], keys, values, scale)
+        first_query = length - (rows.stop - rows.start)
+        first_key = 0 if window is None else max(0, first_query - window + 1)
+        seen = slice(first_key, length)
+        keys = _tokens(key_cache, block_tables[b], seen)
+        values = _tokens(value_cache, block_tables[b], seen)
+        output[rows] = _attend(query[rows], keys, values, scale, window)
     return output
 
 
-def _pages(cache: torch.Tensor, blocks: torch.Tensor, length: int) -> torch.Tensor:
-    """The first `length` tokens of a sequence, fp32 [length, K, D]."""
-    used = blocks[: -(-length // cache.shape[1])]
-    return cache[used].flatten(0, 1)[:length].float()
+def _tokens(cache: torch.Tensor, blocks: torch.Tensor, positions: slice) -> torch.Tensor:
+    """The tokens at some positions of a sequence, fp32 [positions, K, D]."""
+    first_page = positions.start // cache.shape[1]
+    used = blocks[first_page : -(-positions.stop // cache.shape[1])]
+    skip = first_page * cache.shape[1]
+    return cache[used].flatten(0, 1)[positions.start - skip : positions.stop - skip].float()
 
 
-def _attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
     num_new, num_heads, _ = query.shape
     length, num_kv_heads, _ = keys.shape
     group = num_heads // num_kv_heads
     keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) * scale
-    last_seen = torch.arange(length - num_new, length, device=query.device)
-    hidden = torch.arange(length, device=query.device) > last_seen[:, None]
+    own = torch.arange(length - num_new, length, device=query.device)[:, None]
+    other = torch.arange(length, device=query.device)
+    hidden = other > own if window is None else (other > own) | (other <= own - window)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
     return torch.einsum("hqk,khd->qhd", weights, values).to(query.dtype)

@@ -14,11 +14,11 @@ from byte_tokenizer import EOS, VOCAB_SIZE, save_byte_tokenizer
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
 from trioserve.config import GenerationDefaults, ResolvedModel
-from trioserve.core.engine import StepResult
+from trioserve.core.step_result import StepResult
 from trioserve.core.stats import CoreStats
 from trioserve.errors import EngineDeadError, TrioserveError
 from trioserve.link.columns import pack_step
-from trioserve.link.messages import Add, Ready, StepOutputs
+from trioserve.link.messages import Add, Ready, Refused, StepOutputs
 from trioserve.version import __version__
 from trioserve.worker.batch import SampledToken
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pytest
 
     from trioserve.outputs import FinishReason
+    from trioserve.worker.batch import LogprobRow
 
 STATS = CoreStats(
     num_running=0,
@@ -59,8 +60,12 @@ class FakeEngineClient:
         self.added: list[Add] = []
         self.aborted: list[int] = []
         self.calls: list[tuple[Any, ...]] = []
+        self.answers: dict[str, Any] = {}
+        """By method; an Event is waited for. True for all others."""
         self._dead: TrioserveError | None = None
-        self._send, self._receive = trio.open_memory_channel[StepOutputs | EngineDeadError](math.inf)
+        self._send, self._receive = trio.open_memory_channel[StepOutputs | Refused | EngineDeadError](
+            math.inf
+        )
 
     def add(self, request: Add) -> None:
         self._check_alive()
@@ -73,9 +78,13 @@ class FakeEngineClient:
         await trio.lowlevel.checkpoint()
         self._check_alive()
         self.calls.append((method, *args))
-        return True
+        answer = self.answers.get(method, True)
+        if isinstance(answer, trio.Event):
+            await answer.wait()
+            return None
+        return answer
 
-    async def receive(self) -> StepOutputs:
+    async def receive(self) -> StepOutputs | Refused:
         item = await self._receive.receive()
         if isinstance(item, EngineDeadError):
             self._dead = item
@@ -96,8 +105,13 @@ class FakeEngineClient:
 
     def emit_nonsense(self) -> None:
         """A step whose columns do not fit together."""
-        step = pack_step(StepResult.failure(1), STATS)
-        self._send.send_nowait(attrs.evolve(step, request_ids=b""))
+        step = pack_step(StepResult(), STATS)
+        self._send.send_nowait(attrs.evolve(step, request_ids=bytes(8)))
+
+    def refuse(self, request: Add, message: str, parameter: str) -> None:
+        self._send.send_nowait(
+            Refused(request_id=request.request_id, message=message, parameter=parameter)
+        )
 
     def emit(
         self,
@@ -106,14 +120,16 @@ class FakeEngineClient:
         finish: FinishReason | None = None,
         *,
         stop_token_id: int | None = None,
+        prompt_logprobs: Sequence[LogprobRow] = (),
     ) -> None:
         """One step, in which only this request got something."""
-        self.emit_step([(request, text, finish, stop_token_id)])
+        self.emit_step([(request, text, finish, stop_token_id)], prompt_logprobs=[prompt_logprobs])
 
     def emit_step(
         self,
         updates: Sequence[tuple[Add, Any, FinishReason | None, int | None]],
         *,
+        prompt_logprobs: Sequence[Sequence[LogprobRow]] | None = None,
         drop_last_token: bool = False,
     ) -> None:
         sampled = [_to_tokens(text) for _, text, _, _ in updates]
@@ -124,6 +140,7 @@ class FakeEngineClient:
             finish_reasons=[finish for _, _, finish, _ in updates],
             stop_token_ids=[stop for _, _, _, stop in updates],
             num_cached_tokens=[0 for _ in updates],
+            prompt_logprobs=prompt_logprobs or [() for _ in updates],
         )
         step = pack_step(result, STATS)
         if drop_last_token:

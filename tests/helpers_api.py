@@ -17,11 +17,20 @@ import jsonschema
 import trio
 
 from trioserve.args import EngineArgs, ServerArgs
+from trioserve.beam_search_params import BeamSearchParams
 from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.errors import InvalidRequestError, PromptTooLongError
 from trioserve.frontend.prompts import TextPrompt, TokensPrompt
 from trioserve.observability.metrics import EngineMetrics
-from trioserve.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput
+from trioserve.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    FinishReason,
+    Logprob,
+    RequestOutput,
+    TokenLogprobs,
+)
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 from trioserve.server.app import create_app
 
@@ -66,11 +75,30 @@ def check_schema(name: str, value: Any) -> None:
 def _check_completion_chunk(event: Any) -> None:
     # OpenAI has one schema for whole and streamed completions; only in a stream a choice has not ended yet.
     ended = [dict(choice, finish_reason=choice["finish_reason"] or "stop") for choice in event["choices"]]
-    assert all(choice["finish_reason"] in {None, "stop", "length"} for choice in event["choices"])
     # Where usage was asked for, it is null in all chunks but the last; the schema knows no null.
     absent = {"usage"} if event.get("usage") is None else set()
     chunk = {key: value for key, value in event.items() if key not in absent}
-    check_schema("CreateCompletionResponse", {**chunk, "choices": ended})
+    check_schema("CreateCompletionResponse", _as_openai({**chunk, "choices": ended}))
+
+
+def _as_openai(reply: Any) -> Any:
+    """`reply` without what OpenAI's API does and its description does not know, or what is vLLM's."""
+    if not isinstance(reply, dict) or "choices" not in reply:
+        return reply
+    return reply | {"choices": [_choice_as_openai(choice) for choice in reply["choices"]]}
+
+
+def _choice_as_openai(choice: Any) -> Any:
+    reason = "stop" if choice["finish_reason"] == "repetition" else choice["finish_reason"]
+    changed = choice | {"finish_reason": reason}
+    logprobs = choice["logprobs"]
+    if logprobs and None in logprobs.get("token_logprobs", ()):  # the first token of an echo
+        numbers = [0.0, *logprobs["token_logprobs"][1:]]
+        changed["logprobs"] = logprobs | {
+            "token_logprobs": numbers,
+            "top_logprobs": [{}, *logprobs["top_logprobs"][1:]],
+        }
+    return changed
 
 
 # The engine
@@ -90,6 +118,7 @@ VOCABULARY = [
     b"<eos>",
 ]
 """Token id -> its bytes; 9 and 10 together are one character."""
+EOS = 11
 
 
 class FakeTokenizer:
@@ -160,6 +189,10 @@ class _FakeStream:
             raise InvalidRequestError("The prompt is empty.", parameter="prompt")
         if len(token_ids) >= self._llm.model.max_model_len:
             raise PromptTooLongError("The prompt is too long.")
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self._call.params, name)
+            if wanted is not None and not wanted <= self._llm.config.max_logprobs:
+                raise InvalidRequestError(f"{name} must be at most 20, got {wanted}.", parameter=name)
         self._llm.calls.append(self._call)
         self._llm.running.add(self._call.request_id)
         self._outputs = list(self._llm.play(self._call))
@@ -185,6 +218,15 @@ class _FakeStream:
         return output
 
 
+@attrs.frozen
+class Search:
+    """A beam search as it reached the engine."""
+
+    prompt: Any
+    params: BeamSearchParams
+    options: dict[str, Any]
+
+
 class FakeLLM:
     """`AsyncLLM` as the server sees it: every output comes from the script, one token of each completion at
     a time."""
@@ -204,13 +246,14 @@ class FakeLLM:
             vocab_size=len(VOCABULARY),
             context_length=64,
             max_model_len=64,
-            eos_token_ids=(11,),
+            eos_token_ids=(EOS,),
             generation=generation or GenerationDefaults(),
         )
         self.metrics = EngineMetrics("small", 64)
         self.tokenizer = FakeTokenizer()
         self.errored = False
         self.calls: list[Call] = []
+        self.searches: list[Search] = []
         self.rendered: list[dict[str, Any]] = []
         self.running: set[str] = set()
         """Ids of the requests whose scope is open."""
@@ -223,6 +266,18 @@ class FakeLLM:
         priority: int = 0,
     ) -> _FakeStream:  # fmt: skip
         return _FakeStream(self, Call(prompt, params, request_id, cache_salt, priority))
+
+    async def beam_search(self, prompt: Any, params: BeamSearchParams, **options: Any) -> BeamSearchOutput:
+        """The script's answers to the indices below the beam's width, the best first."""
+        await trio.lowlevel.checkpoint()
+        self.searches.append(Search(prompt, params, options))
+        call = Call(prompt, SamplingParams(), options["request_id"], None, 0)
+        return BeamSearchOutput(
+            request_id=call.request_id,
+            prompt=call.text,
+            prompt_token_ids=call.token_ids,
+            sequences=[_found(call, self.script(call, index)) for index in range(params.beam_width)],
+        )
 
     async def render_chat(self, messages: list[dict[str, Any]], **options: Any) -> TextPrompt:
         await trio.lowlevel.checkpoint()
@@ -239,18 +294,37 @@ class FakeLLM:
         answers = [self.script(call, index) for index in range(call.params.n)]
         steps = max(len(answer.token_ids) for answer in answers)
         error = next((answer.error for answer in answers if answer.error is not None), None)
+        known = _prompt_logprobs(call, answers[0])
         pieces = [_pieces(call, index, answer) for index, answer in enumerate(answers)]
         if call.params.output_kind is RequestOutputKind.FINAL_ONLY:
-            return [error or _output(call, [_join(piece) for piece in pieces], finished=True)]
+            joined = [_join(piece) for piece in pieces if piece]
+            return [error or _output(call, joined, finished=True, prompt_logprobs=known)]
         outputs: list[RequestOutput | Exception] = [
             _output(
                 call,
                 [piece[step] for piece in pieces if step < len(piece)],
                 finished=step == steps - 1 and error is None,
+                prompt_logprobs=known if step == 0 else None,
             )
             for step in range(steps)
         ]
         return [*outputs, error] if error is not None else outputs
+
+
+def _found(call: Call, answer: Answer) -> BeamSearchSequence:
+    """An EOS that ended it has logprobs, and is no part of the output."""
+    text = b"".join(VOCABULARY[token_id] for token_id in answer.token_ids).decode()
+    return BeamSearchSequence(
+        tokens=[*call.token_ids, *answer.token_ids],
+        output_token_ids=answer.token_ids,
+        text=f"{call.text}{text}",
+        output_text=text,
+        logprobs=[_logprobs(token_id, answer) for token_id in (*answer.token_ids, EOS)],
+        cum_logprob=-1.0,
+        score=-1.0,
+        finish_reason=answer.reason,
+        stop_reason=answer.stop_reason,
+    )
 
 
 def _pieces(call: Call, index: int, answer: Answer) -> list[CompletionOutput]:
@@ -296,11 +370,24 @@ def _join(pieces: list[CompletionOutput]) -> CompletionOutput:
     )
 
 
-def _output(call: Call, completions: list[CompletionOutput], *, finished: bool) -> RequestOutput:
+def _prompt_logprobs(call: Call, answer: Answer) -> list[TokenLogprobs | None] | None:
+    if call.params.prompt_logprobs is None:
+        return None
+    return [None, *(_logprobs(token_id, answer) for token_id in call.token_ids[1:])]
+
+
+def _output(
+    call: Call,
+    completions: list[CompletionOutput],
+    *,
+    finished: bool,
+    prompt_logprobs: list[TokenLogprobs | None] | None = None,
+) -> RequestOutput:
     return RequestOutput(
         request_id=call.request_id,
         prompt=call.text,
         prompt_token_ids=call.token_ids,
+        prompt_logprobs=prompt_logprobs,
         outputs=completions,
         finished=finished,
         num_cached_tokens=1,
@@ -422,7 +509,7 @@ def _check_reply(path: str, reply: Reply) -> None:
     elif reply.status >= 400 and reply.body:
         check_schema("ErrorResponse", reply.json)
     elif path in _WHOLE:
-        check_schema(_WHOLE[path], reply.json)
+        check_schema(_WHOLE[path], _as_openai(reply.json))
     elif path.startswith("/v1/models/"):
         check_schema("Model", reply.json)
 
@@ -433,6 +520,6 @@ def _check_events(path: str, reply: Reply) -> None:
         if "error" in event:
             check_schema("ErrorResponse", event)
         elif path in _STREAMED:
-            check_schema(_STREAMED[path], event)
+            check_schema(_STREAMED[path], _as_openai(event))
         else:
             _check_completion_chunk(event)

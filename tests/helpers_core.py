@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING
 
 from trioserve.config import SchedulerConfig
+from trioserve.core.admission import RequestLimits
 from trioserve.core.engine import EngineCore
 from trioserve.core.kv_cache import KVCacheManager
+from trioserve.core.proposer import Proposer
 from trioserve.core.request import CoreRequest
 from trioserve.core.scheduler import Scheduler
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import SamplingParams
-from trioserve.worker.batch import SampledToken, ScheduledSequence, StepBatch
+from trioserve.worker.batch import LogprobRow, SampledToken, ScheduledSequence, SequenceOutput, StepBatch
+from trioserve.worker.kv_layout import KVCacheLayout
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from trioserve.core.scheduler import StepPlan
+    from trioserve.core.launch import StepPlan
+    from trioserve.core.request import Request
 
 VOCAB_SIZE = 40
 EOS = 0
@@ -57,56 +62,96 @@ def generate_alone(
 class PagedRunner:
     """Writes token ids where a real runner writes keys and values, and reads them back to sample.
 
-    What a sequence's next token depends on comes from nothing but this memory, through the block table.
+    A sequence's next token is right only if this memory, read through every group's block table as far back
+    as the group's layers look, holds what was written for this sequence.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self._block_size = block_size
-        self._memory = [[NOTHING] * block_size for _ in range(num_blocks)]
+    def __init__(self, num_blocks: int, layout: KVCacheLayout) -> None:
+        self.layout = layout
+        self._memory = [[NOTHING] * layout.block_size for _ in range(num_blocks)]
         self.batches: list[list[tuple[int, int, bool]]] = []
         """Per step and sequence: request id, tokens computed, whether it sampled."""
+        self.num_drafts = self.num_kept_drafts = 0
 
-    def execute(self, batch: StepBatch) -> list[SampledToken]:
+    def execute(self, batch: StepBatch) -> list[SequenceOutput]:
         assert batch.sequences
         self.batches.append([(s.request_id, len(s.token_ids), s.samples) for s in batch.sequences])
-        _check_writes(batch, self._block_size)
+        self._check_writes(batch)
         for sequence in batch.sequences:
             self._write(sequence)
-        return [self._sample(sequence) for sequence in batch.sequences if sequence.samples]
+        return [self._output(sequence) for sequence in batch.sequences]
 
     def _write(self, sequence: ScheduledSequence) -> None:
         for position, token in enumerate(sequence.token_ids, sequence.start):
-            block, offset = divmod(position, self._block_size)
-            self._memory[sequence.block_table[block]][offset] = token
+            block, offset = divmod(position, self.layout.block_size)
+            for table in sequence.block_tables:
+                self._memory[table[block]][offset] = token
 
-    def _sample(self, sequence: ScheduledSequence) -> SampledToken:
-        length = sequence.start + len(sequence.token_ids)
-        assert length == len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
-        history = [
-            self._memory[sequence.block_table[position // self._block_size]][position % self._block_size]
-            for position in range(length)
-        ]
-        assert NOTHING not in history, "a position was never computed"
-        barred = sequence.stop_token_ids if self._barred(sequence) else ()
-        token = next_token(history, sequence.seed, barred)
-        if sequence.params.logprobs is None:
-            return SampledToken(token)
-        return SampledToken(token, [token], [-float(length)], [1])
+    def _output(self, sequence: ScheduledSequence) -> SequenceOutput:
+        end = sequence.start + len(sequence.token_ids)
+        truth = [*sequence.prompt_token_ids, *sequence.output_token_ids]
+        drafts = sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
+        truth[end - sequence.num_drafts :] = drafts
+        for position in range(sequence.start, end):
+            self._check_reads(sequence, truth, position)
+        return SequenceOutput(
+            tokens=self._sample(sequence, truth, list(drafts)) if sequence.samples else (),
+            prompt_logprobs=[
+                LogprobRow([sequence.prompt_token_ids[q]], [-float(q)], [1])
+                for q in range(sequence.prompt_logprobs_start, len(sequence.prompt_token_ids))
+                if sequence.start <= q - 1 < end
+            ],
+        )
 
-    def _barred(self, sequence: ScheduledSequence) -> bool:
-        return len(sequence.output_token_ids) < sequence.params.min_tokens
+    def _check_reads(self, sequence: ScheduledSequence, truth: list[int], position: int) -> None:
+        for table, window in zip(sequence.block_tables, self.layout.windows, strict=True):
+            for seen in range(0 if window is None else max(0, position - window + 1), position + 1):
+                block, offset = divmod(seen, self.layout.block_size)
+                assert table[block] >= 0, "a block that is looked at was given back"
+                assert self._memory[table[block]][offset] == truth[seen]
+
+    def _sample(self, sequence: ScheduledSequence, truth: list[int], drafts: list[int]) -> list[SampledToken]:
+        num_known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
+        assert sequence.start + len(sequence.token_ids) - len(drafts) == num_known
+        tokens: list[SampledToken] = []
+        while True:
+            num_output = len(sequence.output_token_ids) + len(tokens)
+            barred = sequence.stop_token_ids if num_output < sequence.params.min_tokens else ()
+            length = num_known + len(tokens)
+            token = next_token(truth[:length], sequence.seed, barred)
+            wants = sequence.params.logprobs is not None
+            tokens.append(SampledToken(token, LogprobRow([token], [-float(length)], [1]) if wants else None))
+            if len(tokens) > len(drafts) or drafts[len(tokens) - 1] != token:
+                self.num_drafts += len(drafts)
+                self.num_kept_drafts += len(tokens) - 1
+                return tokens
+
+    def _check_writes(self, batch: StepBatch) -> None:
+        """Within a step, nobody writes into a block that another sequence reads or writes."""
+        request_ids = [sequence.request_id for sequence in batch.sequences]
+        assert len(set(request_ids)) == len(request_ids)
+        held = {s.request_id: {b for t in s.block_tables for b in t} for s in batch.sequences}
+        for writer in batch.sequences:
+            assert writer.token_ids
+            first = writer.start // self.layout.block_size
+            last = -(-(writer.start + len(writer.token_ids)) // self.layout.block_size)
+            written = {block for table in writer.block_tables for block in table[first:last]}
+            for request_id, blocks in held.items():
+                assert request_id == writer.request_id or written.isdisjoint(blocks)
 
 
-def _check_writes(batch: StepBatch, block_size: int) -> None:
-    """Within a step, nobody writes into a block that another sequence reads or writes."""
-    request_ids = [sequence.request_id for sequence in batch.sequences]
-    assert len(set(request_ids)) == len(request_ids)
-    for writer in batch.sequences:
-        assert writer.token_ids
-        end = writer.start + len(writer.token_ids)
-        written = set(writer.block_table[writer.start // block_size : -(-end // block_size)])
-        for other in batch.sequences:
-            assert other is writer or written.isdisjoint(other.block_table)
+class HintingProposer(Proposer):
+    """Knows the model, and lies now and then."""
+
+    def propose(self, request: Request, limit: int) -> list[int]:
+        history = request.tokens(0, request.num_known_tokens)
+        drafts: list[int] = []
+        while len(drafts) < min(limit, 4):
+            token = next_token(history, request.seed)
+            lies = next_token(history, request.seed, [token]) % 3 == 0
+            drafts.append((token + lies) % VOCAB_SIZE)
+            history.append(drafts[-1])
+        return drafts
 
 
 class Driver:
@@ -117,27 +162,48 @@ class Driver:
         *,
         num_blocks: int = 64,
         block_size: int = 4,
+        windows: Sequence[int | None] = (None,),
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
         max_model_len: int = 64,
+        policy: str = "fcfs",
+        long_prefill_token_threshold: int = 1000,
+        max_long_partial_prefills: int = 1,
         enable_prefix_caching: bool = True,
         model: str = "model",
+        drafts: bool = False,
+        eos_token_ids: Collection[int] = (EOS,),
     ) -> None:
-        config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        self.kv_cache = KVCacheManager(
-            num_blocks, block_size, enable_prefix_caching=enable_prefix_caching, model=model
+        self.config = SchedulerConfig(
+            max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
+            max_num_batched_tokens=max_num_batched_tokens,
+            policy=policy,  # type: ignore[arg-type]
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            max_long_partial_prefills=max_long_partial_prefills,
+            plan_ahead=True,
         )
-        self.scheduler = Scheduler(config, self.kv_cache, max_model_len=max_model_len, eos_token_ids=[EOS])
-        self.runner = PagedRunner(num_blocks, block_size)
+        layout = KVCacheLayout(block_size=block_size, windows=tuple(windows))
+        self.now = 0.0
+        self.kv_cache = KVCacheManager(
+            num_blocks, layout, enable_prefix_caching=enable_prefix_caching, model=model
+        )
+        self.scheduler = Scheduler(
+            self.config,
+            self.kv_cache,
+            RequestLimits(max_model_len=max_model_len, eos_token_ids=frozenset(eos_token_ids)),
+            proposer=HintingProposer() if drafts else Proposer(),
+            clock=lambda: self.now,
+        )
+        self.runner = PagedRunner(num_blocks, layout)
         self.core = EngineCore(self.runner, self.scheduler)
-        self.config = config
         self.max_model_len = max_model_len
         self.requests: dict[int, CoreRequest] = {}
-        """All that were ever added. Ids count up, so the lowest live one is the oldest."""
+        """All that were ever added, in the order of their ids."""
         self.live: set[int] = set()
         """Neither finished nor aborted."""
         self.tokens: dict[int, list[int]] = {}
         """As reported."""
+        self.prompt_logprobs: dict[int, list[LogprobRow]] = {}
         self.finished: dict[int, tuple[FinishReason, int | None]] = {}
         self.num_cached: dict[int, int] = {}
         self.plan: StepPlan | None = None
@@ -149,6 +215,8 @@ class Driver:
         seed: int = 0,
         streams: bool = True,
         cache_salt: str | None = None,
+        priority: int = 0,
+        deadline: float = math.inf,
         **params: object,
     ) -> int:
         request_id = len(self.requests)
@@ -159,32 +227,49 @@ class Driver:
             seed=seed,
             streams=streams,
             cache_salt=cache_salt,
+            priority=priority,
+            deadline=deadline,
         )
         self.core.add(request)
         self.requests[request_id] = request
         self.live.add(request_id)
         self.tokens[request_id] = []
+        self.prompt_logprobs[request_id] = []
         return request_id
 
     def abort(self, *request_ids: int) -> None:
         self.core.abort(request_ids)
         self.live -= set(request_ids)
 
+    def rank(self, request_id: int) -> tuple[float, int]:
+        request = self.requests[request_id]
+        first = {"fcfs": 0, "priority": request.priority, "deadline": request.deadline}[self.config.policy]
+        return first, request_id
+
     def begin(self) -> None:
         assert self.plan is None
         self.plan = self.core.schedule()
-        assert (self.plan is None) == (not self.live)
-        if self.plan is not None:
-            sequences = self.plan.batch.sequences
-            assert sum(len(s.token_ids) for s in sequences) <= self.config.max_num_batched_tokens
-            assert len(sequences) <= self.config.max_num_seqs
-            assert sequences[0].request_id == min(self.live), "the oldest request is served in every step"
+        self.report()
+        if self.plan is None:
+            assert self.core.is_held or not self.live
+            return
+        sequences = self.plan.batch.sequences
+        assert sum(len(s.token_ids) for s in sequences) <= self.config.max_num_batched_tokens
+        assert len(sequences) <= self.config.max_num_seqs
+        for s in sequences:
+            limit = min(len(s.prompt_token_ids) + (s.params.max_tokens or 0), self.max_model_len)
+            assert s.start + len(s.token_ids) < limit, "beyond what it may still say"
+        if self.config.policy == "deadline":
+            assert all(self.requests[s.request_id].deadline > self.now for s in sequences)
 
     def end(self) -> None:
         plan, self.plan = self.plan, None
-        if plan is None:
-            return
-        result = self.core.finish(plan, self.core.execute(plan))
+        if plan is not None:
+            self.core.finish(plan, self.core.execute(plan))
+            self.report()
+
+    def report(self) -> None:
+        result = self.core.take_result()
         columns = zip(
             result.request_ids,
             result.token_ids,
@@ -192,12 +277,14 @@ class Driver:
             result.finish_reasons,
             result.stop_token_ids,
             result.num_cached_tokens,
+            result.prompt_logprobs,
             strict=True,
         )
-        for request_id, token_ids, sampled, reason, stop_token_id, num_cached in columns:
+        for request_id, token_ids, sampled, reason, stop_token_id, num_cached, prompt_logprobs in columns:
             assert request_id in self.live, "reported after its end or abort"
             assert [token.token_id for token in sampled] == token_ids
             self.tokens[request_id] += token_ids
+            self.prompt_logprobs[request_id] += prompt_logprobs
             self.num_cached[request_id] = num_cached
             if reason is not None:
                 self.finished[request_id] = reason, stop_token_id
@@ -212,24 +299,30 @@ class Driver:
         )
         tokens = self.tokens[request_id]
         assert tokens == expected[: len(tokens)]
-        if request_id in self.finished:
+        ended = self.finished.get(request_id)
+        if ended is not None and ended[0] is not FinishReason.DEADLINE:
             assert tokens == expected
-            assert self.finished[request_id] == (reason, stop_token_id)
+            assert ended == (reason, stop_token_id)
+        if tokens and request.params.prompt_logprobs is not None:
+            rows = self.prompt_logprobs[request_id]
+            assert [row.token_ids[0] for row in rows] == list(request.prompt_token_ids[1:])
 
-    def step(self) -> list[tuple[int, int, bool]]:
+    def step(self, *, ahead: bool = False) -> list[tuple[int, int, bool]]:
         """One whole step; what the runner got, per sequence: request id, tokens computed, samples."""
         self.begin()
+        if ahead and self.plan is not None:
+            self.core.plan_ahead()
         num_batches = len(self.runner.batches)
         self.end()
         self.scheduler.check()
         return self.runner.batches[num_batches] if len(self.runner.batches) > num_batches else []
 
-    def drain(self, limit: int = 5000) -> None:
+    def drain(self, limit: int = 5000, *, ahead: bool = False) -> None:
         """Step until nothing is left to do; every request must end within `limit` steps."""
         for _ in range(limit):
             if not self.core.has_work:
                 break
-            self.step()
+            self.step(ahead=ahead)
         assert not self.core.has_work
         assert not self.live
         assert self.num_held_blocks == 0

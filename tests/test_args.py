@@ -19,6 +19,7 @@ from trioserve.quantities import parse_quantity
     [
         (7, 7),
         ("7", 7),
+        ("-1", -1),
         ("8k", 8000),
         ("8K", 8192),
         ("8Ki", 8192),
@@ -121,7 +122,10 @@ def test_the_users_generation_defaults_win() -> None:
     [
         ("n", 0), ("n", 1.5), ("temperature", -0.1), ("temperature", 2.1), ("temperature", float("nan")),
         ("temperature", "hot"), ("top_p", 0), ("top_p", 1.1), ("top_k", -2), ("top_k", 2**63), ("min_p", 1.5),
-        ("max_tokens", 0), ("min_tokens", -1), ("logprobs", 21), ("logprobs", -1),
+        ("max_tokens", 0), ("min_tokens", -1), ("logprobs", -2), ("prompt_logprobs", -2), ("logprobs", True),
+        ("thinking_token_budget", -1), ("allowed_token_ids", []), ("allowed_token_ids", [-1]),
+        ("bad_words", ["a", ""]), ("logprob_token_ids", [-1]), ("logprob_token_ids", range(129)),
+        ("flat_logprobs", 1), ("skip_reading_prefix_cache", 0),
         ("presence_penalty", 2.5), ("seed", 2**63),
         ("frequency_penalty", -3), ("repetition_penalty", 0), ("stop", [""]), ("stop", [3]),
         ("stop", "\ud800"), ("stop_token_ids", [-1]), ("stop_token_ids", ["x"]), ("logit_bias", {"x": 1}),

@@ -12,9 +12,10 @@ from trio.testing import wait_all_tasks_blocked
 from byte_tokenizer import EOS
 from fake_engine import FakeEngine, open_fake_llm
 from trioserve import RequestOutputKind, SamplingParams, TokensPrompt
+from trioserve.frontend.requests import SubmittedRequest
 from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError, OverloadedError
 from trioserve.outputs import FinishReason
-from trioserve.worker.batch import SampledToken
+from trioserve.worker.batch import LogprobRow, SampledToken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -210,7 +211,7 @@ async def test_n_completions_final_only_come_together_in_order(fake: FakeEngine)
 
 
 async def test_logprobs_name_their_tokens_the_sampled_one_first(fake: FakeEngine) -> None:
-    token = SampledToken(97, (97, 98, 97), (-0.5, -0.25, -0.5), (2, 1, 2))
+    token = SampledToken(97, LogprobRow((97, 98, 97), (-0.5, -0.25, -0.5), (2, 1, 2)))
     async with fake.llm.stream("x", SamplingParams(logprobs=2)) as outputs:
         fake.client.emit(fake.client.added[0], [token], FinishReason.LENGTH)
         completion = (await anext(outputs)).outputs[0]
@@ -419,8 +420,8 @@ async def test_one_completions_failing_tokenizer_is_nobody_elses_trouble(
 ) -> None:
     async with fake.llm.stream("x") as broken, fake.llm.stream("y") as sound:
         first, second = fake.client.added
-        channel = broken._channel
-        assert channel is not None
+        assert isinstance(broken._source, SubmittedRequest)
+        channel = broken._source.channel
 
         def fail(_: object) -> None:
             raise RuntimeError("boom")

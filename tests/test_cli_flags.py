@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
@@ -9,7 +10,13 @@ import pytest
 
 from trioserve.args import RETIRED, EngineArgs, ServerArgs
 from trioserve.cli.serve_command import parse
-from trioserve.config import GenerationDefaults, LogConfig
+from trioserve.config import (
+    GenerationDefaults,
+    LogConfig,
+    ReasoningConfig,
+    SpeculativeConfig,
+    StructuredOutputsConfig,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +62,27 @@ def test_without_flags_all_is_as_in_python() -> None:
             ["--override-generation-config.temperature", "0.2", "--override_generation_config.top_k=5"],
             {"override_generation_config": GenerationDefaults(temperature=0.2, top_k=5)},
         ),
+        (["--scheduling-policy", "deadline"], {"scheduling_policy": "deadline"}),
+        (["--long-prefill-token-threshold", "1k"], {"long_prefill_token_threshold": 1000}),
+        (["--max-long-partial-prefills", "2"], {"max_long_partial_prefills": 2}),
+        (["--no-async-scheduling"], {"async_scheduling": False}),
+        (["--max-logprobs", "-1"], {"max_logprobs": -1}),
+        (["--logits-processors", "a.b:C", "d:E"], {"logits_processors": ("a.b:C", "d:E")}),
+        (["--speculative-config", '{"method": "ngram"}'], {"speculative_config": SpeculativeConfig()}),
+        (
+            ["--speculative-config.num_speculative_tokens", "7", "--speculative-config.prompt-lookup-max=3"],
+            {"speculative_config": SpeculativeConfig(num_speculative_tokens=7, prompt_lookup_max=3)},
+        ),
+        (
+            ["--speculative_config", '{"prompt_lookup_min": 1}', "--speculative_config.method", "ngram"],
+            {"speculative_config": SpeculativeConfig(prompt_lookup_min=1)},
+        ),
+        (
+            ["--no-structured-outputs-config.jump-ahead", "--structured-outputs-config.compile-timeout", "2"],
+            {"structured_outputs_config": StructuredOutputsConfig(jump_ahead=False, compile_timeout=2.0)},
+        ),
+        (["--reasoning-config.start", "<t>"], {"reasoning_config": ReasoningConfig(start="<t>")}),
+        (["--reasoning-config", "{}"], {"reasoning_config": ReasoningConfig()}),
         (["--tokenizer", "a_b", "--revision=c_d=e_f"], {"tokenizer": "a_b", "revision": "c_d=e_f"}),
     ],
 )
@@ -73,7 +101,7 @@ def test_every_field_has_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as exited:
         parse(["--help"])
     assert exited.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(re.sub(r"-\n +", "-", capsys.readouterr().out).split())
     for schema in (EngineArgs, ServerArgs):
         for attribute in attrs.fields(schema):
             assert f"--{attribute.name.replace('_', '-')}" in text
@@ -117,6 +145,22 @@ def refusal(flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (
             ["--override-generation-config.temperature", "hot"],
             "--override-generation-config.temperature: must be a number, got 'hot'",
+        ),
+        (
+            ["--scheduling-policy", "lifo"],
+            "--scheduling-policy: must be one of fcfs, priority, deadline, got 'lifo'",
+        ),
+        (
+            ["--speculative-config.num_speculative_tokens", "0"],
+            "--speculative-config: num_speculative_tokens must be an integer >= 1, got 0",
+        ),
+        (
+            ["--speculative-config", '{"method": "eagle"}'],
+            "--speculative-config.method: must be one of 'ngram', got 'eagle'",
+        ),
+        (
+            ["--speculative-config.prompt-lookup-max", "1"],
+            "--speculative-config: prompt_lookup_min must be at most prompt_lookup_max (1), got 2",
         ),
         (["--max-model-length", "8k"], "--max-model-length: unknown flag; did you mean --max-model-len?"),
         (["--max_model"], "--max-model: unknown flag; did you mean --max-model-len?"),

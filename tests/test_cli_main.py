@@ -34,7 +34,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{__version__}\n"
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("serve", "chat", "complete"):
+    for command in ("serve", "chat", "complete", "doctor"):
         assert f"\n  {command} " in shown
     assert main([]) == 2
 
@@ -43,7 +43,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serv"]) == 2
     assert capsys.readouterr().err == "trioserve: 'serv': unknown command; did you mean serve?\n"
     assert main(["bake"]) == 2
-    assert capsys.readouterr().err.endswith("the commands are serve, chat, complete\n")
+    assert capsys.readouterr().err.endswith("the commands are serve, chat, complete, doctor\n")
 
 
 def failing_chat(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
@@ -93,6 +93,7 @@ def test_python_m_and_a_wrong_flag() -> None:
     [
         ("['--version']", ["torch", "transformers", "httpx2", "quart", "trioserve.cli.flags"]),
         ("['serve', '--port', 'x']", ["torch", "transformers", "httpx2", "quart"]),
+        ("['doctor', '/there/is/none']", ["torch", "transformers", "httpx2", "quart"]),
         ("['chat', '--url', 'http://localhost:1/v1', '-q', 'hi']", ["torch", "transformers", "quart"]),
     ],
 )

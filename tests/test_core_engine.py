@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from helpers_core import Driver
-from trioserve.core.engine import EngineCore, StepResult
+from trioserve.core.engine import EngineCore
+from trioserve.core.step_result import StepResult
 from trioserve.outputs import FinishReason
 
 
@@ -14,7 +15,8 @@ def _results(driver: Driver) -> list[StepResult]:
     results = []
     while driver.core.has_work:
         plan = driver.core.schedule()
-        results.append(driver.core.finish(plan, driver.core.execute(plan)))
+        driver.core.finish(plan, driver.core.execute(plan))
+        results.append(driver.core.take_result())
     return results
 
 
@@ -39,7 +41,7 @@ def test_a_request_that_does_not_stream_is_reported_once_with_everything():
     assert [result.request_ids for result in results] == [[streaming]] * 3 + [[streaming, final]]
     last = results[-1]
     assert last.token_ids[1] == [token for result in results for token in result.token_ids[0]]
-    assert [token.logprobs for token in last.sampled[1]] == [[-3.0], [-4.0], [-5.0], [-6.0]]
+    assert [token.logprobs.logprobs for token in last.sampled[1]] == [[-3.0], [-4.0], [-5.0], [-6.0]]
     assert last.finish_reasons[1] is FinishReason.LENGTH
 
 
@@ -48,9 +50,10 @@ def test_an_aborted_request_is_not_reported():
     for streams in (True, False):
         request = driver.add([1, 2, 3], max_tokens=1, streams=streams)
         plan = driver.core.schedule()
-        sampled = driver.core.execute(plan)
+        outputs = driver.core.execute(plan)
         driver.core.abort([request])
-        assert driver.core.finish(plan, sampled).request_ids == []
+        driver.core.finish(plan, outputs)
+        assert driver.core.take_result().request_ids == []
     assert not driver.core.has_work
     assert driver.num_held_blocks == 0
 

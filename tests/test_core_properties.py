@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -10,24 +12,41 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from helpers_core import VOCAB_SIZE, Driver
+from trioserve.worker.kv_layout import KVCacheLayout
 
 MAX_MODEL_LEN = 24
 
 # Few prompts, so that prefixes are shared often; long ones, so that they fill several blocks.
 PREFIXES = [[], [5] * 12, [5] * 8 + [7] * 8, list(range(20, 36))]
 
-drivers = st.builds(
-    lambda block_size, spare_blocks, **config: Driver(
-        num_blocks=-(-MAX_MODEL_LEN // block_size) + spare_blocks,
+LAYOUTS = [(None,), (None,), (None,), (None, 5), (8, None, 8), (6,), (3, 7)]
+
+
+def make_driver(block_size: int, windows: tuple[int | None, ...], spare_blocks: int, **config: Any) -> Driver:
+    """With enough blocks for one sequence, and a few more."""
+    layout = KVCacheLayout(block_size=block_size, windows=windows)
+    least = layout.max_blocks(MAX_MODEL_LEN, config["max_num_batched_tokens"])
+    return Driver(
+        num_blocks=least + spare_blocks,
         block_size=block_size,
+        windows=windows,
         max_model_len=MAX_MODEL_LEN,
         **config,
-    ),
+    )
+
+
+drivers = st.builds(
+    make_driver,
     block_size=st.integers(1, 5),
-    spare_blocks=st.integers(0, 12),
+    windows=st.sampled_from(LAYOUTS),
+    spare_blocks=st.integers(0, 16),
     max_num_seqs=st.integers(1, 6),
     max_num_batched_tokens=st.integers(1, 40),
+    policy=st.sampled_from(["fcfs", "priority", "deadline"]),
+    long_prefill_token_threshold=st.sampled_from([1, 4, 100]),
+    max_long_partial_prefills=st.integers(1, 2),
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
+    drafts=st.booleans(),
 )
 prompts = st.tuples(
     st.sampled_from(PREFIXES), st.lists(st.integers(1, 4), min_size=1, max_size=MAX_MODEL_LEN - 17)
@@ -45,7 +64,7 @@ params = st.integers(1, MAX_MODEL_LEN).flatmap(
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Aborts and arrivals come at any time, also while a step is in flight."""
+    """Aborts, arrivals, plans and holds come at any time, also while a step is in flight."""
 
     @initialize(driver=drivers)
     def start(self, driver: Driver):
@@ -57,15 +76,31 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 1),
         streams=st.booleans(),
         cache_salt=st.sampled_from([None, None, "a", "b"]),
+        priority=st.integers(-1, 2),
+        time_left=st.sampled_from([math.inf, 1.0, 20.0]),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
     )
-    def add(self, prompt, params, seed, streams, cache_salt):
-        self.driver.add(prompt, seed=seed, streams=streams, cache_salt=cache_salt, **params)
+    def add(self, prompt, params, seed, streams, cache_salt, priority, time_left, prompt_logprobs):
+        self.driver.add(
+            prompt,
+            seed=seed,
+            streams=streams,
+            cache_salt=cache_salt,
+            priority=priority,
+            deadline=self.driver.now + time_left,
+            prompt_logprobs=prompt_logprobs,
+            **params,
+        )
 
     @rule(data=st.data())
     def abort(self, data):
         """Requests of any age, so also ended ones, and one that never was."""
         last = len(self.driver.requests)
         self.driver.abort(*data.draw(st.lists(st.integers(max(0, last - 6), last), max_size=3)))
+
+    @rule(seconds=st.floats(0.1, 5))
+    def pass_time(self, seconds):
+        self.driver.now += seconds
 
     @precondition(lambda self: self.driver.plan is None)
     @rule()
@@ -74,18 +109,37 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.driver.plan is not None)
     @rule()
+    def plan_ahead(self):
+        self.driver.core.plan_ahead()
+
+    @precondition(lambda self: self.driver.plan is not None)
+    @rule()
     def end_step(self):
         self.driver.end()
 
     @precondition(lambda self: self.driver.plan is None)
-    @rule(count=st.integers(1, 20))
-    def steps(self, count):
+    @rule(count=st.integers(1, 20), ahead=st.booleans())
+    def steps(self, count, ahead):
         for _ in range(count):
-            self.driver.step()
+            self.driver.step(ahead=ahead)
+
+    @rule(new_only=st.booleans())
+    def hold(self, new_only):
+        self.driver.core.hold(new_only=new_only)
+
+    @rule()
+    def release(self):
+        self.driver.core.release()
 
     @rule()
     def reset_prefix_cache(self):
         assert self.driver.core.reset_prefix_cache() == (self.driver.num_held_blocks == 0)
+
+    @precondition(lambda self: self.driver.plan is None)
+    @rule()
+    def reset_prefix_cache_with_preemption(self):
+        assert self.driver.core.reset_prefix_cache(preempt_running=True)
+        assert self.driver.num_held_blocks == 0
 
     @invariant()
     def nothing_leaks(self):
@@ -95,29 +149,43 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "driver"):
             self.driver.end()
+            self.driver.core.release()
             self.driver.drain()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
 TestEngineMachine = EngineMachine.TestCase
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4])
-def test_thousands_of_steps_on_a_cache_that_is_too_small(block_size: int):
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "deadline"])
+@pytest.mark.parametrize(("windows", "drafts"), [((None,), False), ((None, 5), True), ((6,), True)])
+def test_thousands_of_steps_on_a_cache_that_is_too_small(policy: str, windows: Any, drafts: bool):
     """One engine, kept busy with more than its blocks can hold; hits and preemptions happen all the time."""
-    rng = random.Random(block_size)
-    driver = Driver(
-        num_blocks=36 // block_size,
-        block_size=block_size,
+    rng = random.Random(f"{policy} {windows}")
+    driver = make_driver(
+        3,
+        windows,
+        5,
         max_num_seqs=5,
         max_num_batched_tokens=16,
-        max_model_len=MAX_MODEL_LEN,
+        policy=policy,
+        long_prefill_token_threshold=8,
+        drafts=drafts,
     )
     for _ in range(2000):
+        driver.now += 1.0
         if len(driver.live) < 8 and rng.random() < 0.5:
             prompt = rng.choice(PREFIXES) + [rng.randrange(1, 5) for _ in range(rng.randrange(1, 8))]
-            driver.add(prompt, seed=rng.randrange(2), max_tokens=rng.randrange(1, 16))
+            driver.add(
+                prompt,
+                seed=rng.randrange(2),
+                max_tokens=rng.randrange(1, 16),
+                priority=rng.randrange(3),
+                deadline=driver.now + rng.randrange(10, 60),
+            )
         driver.begin()
+        if driver.plan is not None and rng.random() < 0.7:
+            driver.core.plan_ahead()
         if driver.live and rng.random() < 0.05:
             driver.abort(rng.choice(sorted(driver.live)))
         driver.end()
@@ -125,5 +193,6 @@ def test_thousands_of_steps_on_a_cache_that_is_too_small(block_size: int):
     driver.drain()
     stats = driver.core.take_stats()
     assert len(driver.finished) > 200
-    assert stats.num_preemptions > 50
+    assert stats.num_preemptions > 50 or windows == (6,)
     assert stats.prefix_cache_hits > 500
+    assert (driver.runner.num_kept_drafts > 100) == drafts

@@ -4,14 +4,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trioserve.config import SchedulerConfig
+from helpers_core import Driver
 from trioserve.core.engine import EngineCore
-from trioserve.core.kv_cache import KVCacheManager
 from trioserve.core.request import CoreRequest
-from trioserve.core.scheduler import Scheduler
 from trioserve.outputs import FinishReason
-from trioserve.sampling_params import SamplingParams
-from trioserve.worker.batch import SampledToken
+from trioserve.sampling_params import RepetitionDetection, SamplingParams
+from trioserve.worker.batch import SampledToken, SequenceOutput
 
 if TYPE_CHECKING:
     from trioserve.worker.batch import StepBatch
@@ -28,20 +26,15 @@ class ScriptedRunner:
         self._script = iter(script)
         self.stop_token_ids: frozenset[int] = frozenset()
 
-    def execute(self, batch: StepBatch) -> list[SampledToken]:
+    def execute(self, batch: StepBatch) -> list[SequenceOutput]:
         self.stop_token_ids = batch.sequences[0].stop_token_ids
-        return [SampledToken(next(self._script))]
+        return [SequenceOutput(tokens=[SampledToken(next(self._script))])]
 
 
 def run(script: list[int], *, prompt_length: int = 2, **params):
     """Tokens, finish reason and stop token id of a request for which the model draws `script`."""
-    scheduler = Scheduler(
-        SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=64),
-        KVCacheManager(8, 4),
-        max_model_len=MAX_MODEL_LEN,
-        eos_token_ids=[EOS, OTHER_EOS],
-    )
-    core = EngineCore(ScriptedRunner(script), scheduler)
+    driver = Driver(num_blocks=8, max_num_seqs=1, max_model_len=MAX_MODEL_LEN, eos_token_ids=[EOS, OTHER_EOS])
+    core = EngineCore(ScriptedRunner(script), driver.scheduler)
     core.add(
         CoreRequest(
             request_id=3,
@@ -53,7 +46,8 @@ def run(script: list[int], *, prompt_length: int = 2, **params):
     tokens: list[int] = []
     while True:
         plan = core.schedule()
-        result = core.finish(plan, core.execute(plan))
+        core.finish(plan, core.execute(plan))
+        result = core.take_result()
         assert result.request_ids == [3]
         tokens += result.token_ids[0]
         if result.finish_reasons[0] is not None:
@@ -109,3 +103,26 @@ def test_nothing_stops_before_min_tokens(stop):
 def test_min_tokens_does_not_lift_the_length_limits():
     assert run([5] * 9, min_tokens=2, max_tokens=2) == ([5, 5], FinishReason.LENGTH, None)
     assert run([5] * 9, min_tokens=8, prompt_length=9) == ([5] * 3, FinishReason.LENGTH, None)
+
+
+def test_a_pattern_that_repeats_ends_the_request():
+    detection = RepetitionDetection(max_pattern_size=3, min_pattern_size=2, min_count=3)
+    script = [5, 5, 5, 5, 4, 6, 7, 8, 6, 7, 8, 9]
+    tokens, reason, _ = run(script, repetition_detection=detection, prompt_length=1)
+    assert (tokens, reason) == ([5, 5, 5, 5, 4, 6, 7, 8, 6, 7, 8], FinishReason.LENGTH), "6 7 8 occurs twice"
+
+
+@pytest.mark.parametrize(
+    ("script", "sizes", "count", "length"),
+    [
+        ([5, 5, 5, 5, 5, 5], (1, 3), 3, 3),
+        ([5, 5, 5, 5, 5, 5], (2, 3), 2, 4),
+        ([7, 5, 6, 5, 6, 5, 6], (1, 2), 3, 7),
+        ([4, 5, 6, 4, 5, 6, 4, 5, 6], (1, 4), 2, 6),
+        ([4, 5, 4, 6, 4, 5, 4, 6], (3, 4), 2, 8),
+    ],
+)
+def test_where_a_repetition_is_found(script, sizes, count, length):
+    detection = RepetitionDetection(min_pattern_size=sizes[0], max_pattern_size=sizes[1], min_count=count)
+    tokens, reason, _ = run(script, repetition_detection=detection)
+    assert (len(tokens), reason) == (length, FinishReason.REPETITION)

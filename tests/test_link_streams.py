@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+from typing import TYPE_CHECKING
 
 import attrs
 import pytest
@@ -14,16 +15,20 @@ from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from fake_engine import STATS, FakeEngineClient
-from trioserve.core.engine import StepResult
+from trioserve.core.step_result import StepResult
 from trioserve.errors import ClosedError, OverloadedError
 from trioserve.link.client import EngineCoreClient
 from trioserve.link.columns import pack_step, unpack_step
 from trioserve.link.framing import MAX_FRAME_SIZE, FrameReader, frame
 from trioserve.link.message_stream import MessageStream
-from trioserve.link.messages import Abort, Add, MessageError, decode_message, encode_message
+from trioserve.link.messages import Abort, Add, MessageError, Refused, StepOutputs, decode_message, encode_message
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import SamplingParams
-from trioserve.worker.batch import SampledToken
+from trioserve.token_constraints import ThinkingBudget, TokenConstraints
+from trioserve.worker.batch import LogprobRow, SampledToken
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 10_000])
@@ -70,11 +75,26 @@ async def test_a_frame_cut_by_the_end_and_an_oversized_one_are_errors() -> None:
 
 def make_add() -> Add:
     params = SamplingParams(stop="x", logit_bias={"3": 4}, max_tokens=5, temperature=0.5)
-    return Add(request_id=3, prompt_token_ids=b"1234", params=params, seed=9, streams=True, cache_salt="s")
+    return Add(
+        request_id=3,
+        prompt_token_ids=b"1234",
+        params=params,
+        constraints=TokenConstraints(
+            bad_words=((1, 2), (3,)),
+            thinking=ThinkingBudget(max_tokens=4, start_token_ids=(5,), end_token_ids=(6, 7)),
+        ),
+        seed=9,
+        streams=True,
+        time_left=2.5,
+        cache_salt="s",
+    )
 
 
-def test_messages_survive_the_wire() -> None:
-    assert decode_message(encode_message(make_add())) == make_add()
+@pytest.mark.parametrize(
+    "message", [make_add(), Refused(request_id=4, message="no", parameter="structured_outputs")]
+)
+def test_messages_survive_the_wire(message: Add | Refused) -> None:
+    assert decode_message(encode_message(message)) == message
 
 
 @given(st.binary(max_size=200))
@@ -90,7 +110,7 @@ def test_a_message_with_invalid_contents_is_no_message() -> None:
 
 
 def test_step_outputs_survive_packing() -> None:
-    plain, rich = SampledToken(5), SampledToken(7, (7, 8), (-0.5, -1.5), (1, 2))
+    plain, rich = SampledToken(5), SampledToken(7, LogprobRow((7, 8), (-0.5, -1.5), (1, 2)))
     result = StepResult(
         request_ids=[10, 2**40, 12],
         token_ids=[[5, 5], [7], []],
@@ -108,6 +128,32 @@ def test_step_outputs_survive_packing() -> None:
     (row,) = second.logprobs
     assert (list(row.token_ids), list(row.logprobs), list(row.ranks)) == ([7, 8], [-0.5, -1.5], [1, 2])
     assert (list(third.token_ids), third.finish_reason) == ([], FinishReason.ERROR)
+    assert [list(update.prompt_logprobs) for update in (first, second, third)] == [[], [], []]
+
+
+def rows_of(rows: Sequence[LogprobRow] | None) -> list[tuple[list[int], list[float], list[int]]]:
+    return [(list(row.token_ids), list(row.logprobs), list(row.ranks)) for row in rows or ()]
+
+
+def test_several_tokens_and_prompt_logprobs_go_to_their_own_requests() -> None:
+    rows = [LogprobRow((number, 9), (-0.5 * number, -0.25), (2, 1)) for number in range(1, 6)]
+    result = StepResult(
+        request_ids=[1, 2, 3],
+        token_ids=[[1, 2, 3], [], [4]],
+        sampled=[[SampledToken(n, rows[n - 1]) for n in (1, 2, 3)], [], [SampledToken(4)]],
+        finish_reasons=[None, None, FinishReason.REPETITION],
+        stop_token_ids=[None] * 3,
+        num_cached_tokens=[0] * 3,
+        prompt_logprobs=[[rows[4]], rows[:2], []],
+    )
+    first, second, third = unpack_step(pack_step(result, STATS))
+    assert list(first.token_ids) == [1, 2, 3]
+    assert rows_of(first.logprobs) == [([n, 9], [-0.5 * n, -0.25], [2, 1]) for n in (1, 2, 3)]
+    assert rows_of(first.prompt_logprobs) == [([5, 9], [-2.5, -0.25], [2, 1])]
+    assert (list(second.token_ids), second.logprobs) == ([], None)
+    assert rows_of(second.prompt_logprobs) == [([n, 9], [-0.5 * n, -0.25], [2, 1]) for n in (1, 2)]
+    assert (third.logprobs, list(third.prompt_logprobs)) == (None, [])
+    assert third.finish_reason is FinishReason.REPETITION
 
 
 def stream_pair() -> tuple[MessageStream, MessageStream]:
@@ -213,7 +259,7 @@ async def test_a_core_that_does_not_read_is_sent_only_so_much() -> None:
 
 
 def test_columns_that_do_not_fit_together_are_no_message() -> None:
-    token = SampledToken(7, (7, 8), (-0.5, -1.5), (1, 2))
+    token = SampledToken(7, LogprobRow((7, 8), (-0.5, -1.5), (1, 2)))
     result = StepResult(
         request_ids=[1],
         token_ids=[[7]],
@@ -221,9 +267,11 @@ def test_columns_that_do_not_fit_together_are_no_message() -> None:
         finish_reasons=[None],
         stop_token_ids=[None],
         num_cached_tokens=[0],
+        prompt_logprobs=[[LogprobRow((1,), (-1.0,), (1,))]],
     )
     step = pack_step(result, STATS)
     assert step.logprobs is not None
+    assert step.prompt_logprobs is not None
     broken = [
         attrs.evolve(step, token_ids=b""),
         attrs.evolve(step, token_ids=b"abc"),
@@ -231,7 +279,24 @@ def test_columns_that_do_not_fit_together_are_no_message() -> None:
         attrs.evolve(step, finish_reasons=b"\xff"),
         attrs.evolve(step, logprobs=attrs.evolve(step.logprobs, widths=b"")),
         attrs.evolve(step, logprobs=attrs.evolve(step.logprobs, ranks=b"")),
+        attrs.evolve(step, num_prompt_logprobs=b""),
+        attrs.evolve(step, num_prompt_logprobs=struct.pack("i", 2)),
+        attrs.evolve(step, prompt_logprobs=attrs.evolve(step.prompt_logprobs, token_ids=b"")),
     ]
     for outputs in broken:
         with pytest.raises(MessageError):
             list(unpack_step(outputs))
+
+
+async def test_refusals_come_up_among_the_steps() -> None:
+    client, far = await open_client()
+    refused = Refused(request_id=1, message="the grammar is wrong", parameter="structured_outputs")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(far.run_writer)
+        far.send_nowait(refused)
+        far.send_nowait(pack_step(StepResult(), STATS))
+        assert await client.receive() == refused
+        assert isinstance(await client.receive(), StepOutputs)
+        nursery.cancel_scope.cancel()
+    far.close()
+    client._stream.close()

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import attrs
+import trio
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
+from trioserve.core.stats import CacheEvents
 from trioserve.observability.metrics import EngineMetrics
+from trioserve.observability.throughput_log import log_throughput
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pytest
+    import trio.testing
     from prometheus_client.samples import Sample
+
+_LABELS = ("le", "finished_reason", "position", "sleep_state")
 
 
 @attrs.frozen(kw_only=True)
@@ -27,6 +37,12 @@ class Stats:
     prefix_cache_hits: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: Sequence[int] = ()
+    cache_events: CacheEvents = CacheEvents()
+    sleep_level: int = 0
 
 
 def scrape(metrics: EngineMetrics) -> dict[str, float]:
@@ -41,7 +57,7 @@ def scrape(metrics: EngineMetrics) -> dict[str, float]:
 def _key(sample: Sample) -> str:
     assert sample.labels["model_name"] == "small"
     assert sample.labels["engine"] == "0"
-    apart = sample.labels.get("le") or sample.labels.get("finished_reason")
+    apart = next((sample.labels[name] for name in _LABELS if name in sample.labels), None)
     return sample.name + (f"[{apart}]" if apart else "")
 
 
@@ -94,7 +110,8 @@ def test_every_finish_reason_has_its_counter_from_the_start() -> None:
     metrics.record_finish(FinishReason.LENGTH, 5, 16, 2.0)
     metrics.record_finish(FinishReason.ABORT, 5, 3, 1.0)
     values = scrape(metrics)
-    for reason, expected in (("stop", 0), ("length", 1), ("abort", 1), ("error", 0)):
+    expected_counts = {"stop": 0, "length": 1, "abort": 1, "error": 0, "repetition": 0, "deadline": 0}
+    for reason, expected in expected_counts.items():
         assert values[f"trioserve:request_success_total[{reason}]"] == expected
     assert values["trioserve:request_prompt_tokens_sum"] == 10
     assert values["trioserve:request_generation_tokens_sum"] == 19
@@ -152,3 +169,74 @@ def test_two_engines_in_one_process_do_not_meet() -> None:
     first, second = new_metrics(), new_metrics()
     first.record_stats(Stats(num_generation_tokens=5))
     assert scrape(second)["trioserve:generation_tokens_total"] == 0
+
+
+def test_what_drafts_and_the_prefix_cache_do_adds_up() -> None:
+    metrics = new_metrics()
+    events = CacheEvents(num_stored=3, num_evicted=2, num_resets=1)
+    for accepted in ([2, 1], [1, 1, 1], []):
+        metrics.record_stats(
+            Stats(
+                num_drafts=2 if accepted else 0,
+                num_draft_tokens=8 if accepted else 0,
+                num_accepted_tokens=sum(accepted),
+                accepted_per_position=accepted,
+                cache_events=events,
+            )
+        )
+    values = scrape(metrics)
+    assert values["trioserve:spec_decode_num_drafts_total"] == 4
+    assert values["trioserve:spec_decode_num_draft_tokens_total"] == 16
+    assert values["trioserve:spec_decode_num_accepted_tokens_total"] == 6
+    per_position = "trioserve:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [values[f"{per_position}[{position}]"] for position in range(3)] == [3, 2, 1]
+    assert f"{per_position}[3]" not in values
+    assert values["trioserve:kv_cache_blocks_stored_total"] == 9
+    assert values["trioserve:kv_cache_blocks_evicted_total"] == 6
+    assert values["trioserve:kv_cache_resets_total"] == 3
+
+
+def test_exactly_one_sleep_state_is_on() -> None:
+    metrics = new_metrics()
+    for level in (0, 1, 2, 0):
+        metrics.record_stats(Stats(sleep_level=level))
+        values = scrape(metrics)
+        states = [
+            values[f"trioserve:engine_sleep_state[{state}]"]
+            for state in ("awake", "weights_offloaded", "discard_all")
+        ]
+        assert states == [float(number == level) for number in range(3)]
+
+
+async def test_the_log_has_the_rates_of_its_interval_and_only_what_there_was(
+    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+) -> None:
+    metrics = new_metrics()
+    metrics.record_stats(Stats(num_prompt_tokens=1000, prefix_cache_queries=1000, prefix_cache_hits=1000))
+    with caplog.at_level(logging.INFO, "trioserve.stats"):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log_throughput, metrics, 10)
+            await trio.sleep(5)
+            metrics.record_stats(
+                Stats(
+                    num_running=2,
+                    kv_cache_usage=0.5,
+                    num_prompt_tokens=100,
+                    num_generation_tokens=20,
+                    prefix_cache_queries=200,
+                    prefix_cache_hits=50,
+                    num_drafts=1,
+                    num_draft_tokens=4,
+                    num_accepted_tokens=3,
+                    accepted_per_position=[1, 1, 1],
+                )
+            )
+            await trio.sleep(10)
+            metrics.record_stats(Stats(num_generation_tokens=10))
+            await trio.sleep(20)  # nothing happens: nothing is said
+            nursery.cancel_scope.cancel()
+    assert [record.getMessage() for record in caplog.records] == [
+        "prompt 10.0 tok/s, generation 2.0 tok/s, running 2, waiting 0, KV cache 50.0%, "
+        "prefix cache hits 25.0%, drafts accepted 75.0%",
+        "prompt 0.0 tok/s, generation 1.0 tok/s, running 0, waiting 0, KV cache 0.0%",
+    ]

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from helpers_core import Driver
-from trioserve.config import SchedulerConfig
-from trioserve.core.kv_cache import KVCacheManager
+from helpers_core import EOS, Driver, next_token
 from trioserve.core.request import CoreRequest
-from trioserve.core.scheduler import Scheduler
+from trioserve.outputs import FinishReason
 from trioserve.sampling_params import SamplingParams
 
 
@@ -230,18 +228,15 @@ def test_only_the_step_in_flight_can_come_back_and_only_once():
     driver = Driver()
     driver.add(prompt(3), max_tokens=5, ignore_eos=True)
     plan = driver.core.schedule()
-    sampled = driver.core.execute(plan)
-    with pytest.raises(AssertionError, match="1 sequences sampled, 0 tokens came"):
-        driver.core.finish(plan, [])
-    driver.core.finish(plan, sampled)
+    outputs = driver.core.execute(plan)
+    driver.core.finish(plan, outputs)
     with pytest.raises(AssertionError, match="only once"):
-        driver.core.finish(plan, sampled)
+        driver.core.finish(plan, outputs)
 
 
 def test_a_cache_below_one_whole_sequence_is_refused():
-    config = SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=1)
     with pytest.raises(AssertionError, match="at least one whole sequence"):
-        Scheduler(config, KVCacheManager(4, 4), max_model_len=17, eos_token_ids=[])
+        Driver(num_blocks=4, block_size=4, max_model_len=17)
 
 
 def test_stats_count_since_they_were_last_taken():
@@ -287,3 +282,205 @@ def test_a_request_that_is_aborted_during_its_step_runs_no_more_and_holds_its_bl
     after = driver.core.take_stats()
     assert after.num_running == 1
     assert after.kv_cache_usage < during.kv_cache_usage
+
+
+# Long prompts
+
+
+def test_a_long_prompt_gets_a_limited_part_of_a_step_that_others_share():
+    driver = Driver(max_num_batched_tokens=40, long_prefill_token_threshold=8)
+    a = driver.add(prompt(3, 1), max_tokens=9, ignore_eos=True)
+    driver.step()
+    long = driver.add(prompt(30, 2), max_tokens=2, ignore_eos=True)
+    assert driver.step() == [(a, 1, True), (long, 8, False)]
+    assert driver.step() == [(a, 1, True), (long, 8, False)]
+    short = driver.add(prompt(7, 3), max_tokens=1, ignore_eos=True)
+    assert driver.step() == [(a, 1, True), (long, 8, False), (short, 7, True)]
+    assert driver.step() == [(a, 1, True), (long, 6, True)]
+
+
+def test_a_long_prompt_alone_gets_the_whole_step():
+    driver = Driver(max_num_batched_tokens=40, long_prefill_token_threshold=8)
+    long = driver.add(prompt(30, 2), max_tokens=1, ignore_eos=True)
+    assert driver.step() == [(long, 30, True)]
+
+
+def test_short_prompts_pass_a_long_one_that_waits_for_another_long_one_but_none_passes_it_else():
+    driver = Driver(max_num_batched_tokens=40, long_prefill_token_threshold=8, max_num_seqs=4)
+    a = driver.add(prompt(20, 1), max_tokens=3, ignore_eos=True)
+    b = driver.add(prompt(20, 2), max_tokens=3, ignore_eos=True)
+    c = driver.add(prompt(5, 3), max_tokens=6, ignore_eos=True)
+    assert driver.step() == [(a, 8, False), (c, 5, True)]
+    assert driver.step() == [(a, 8, False), (c, 1, True)]
+    assert driver.step() == [(a, 4, True), (c, 1, True), (b, 8, False)], "a lacked 4: it was short"
+    assert driver.step() == [(a, 1, True), (b, 8, False), (c, 1, True)]
+
+
+def test_a_prefill_that_ranks_first_leaves_a_token_to_every_decode():
+    driver = Driver(max_num_batched_tokens=16, policy="priority", block_size=8)
+    low = [driver.add(prompt(3, first), max_tokens=9, ignore_eos=True, priority=5) for first in (1, 2, 3)]
+    driver.step()
+    high = driver.add(prompt(40, 9), max_tokens=1, ignore_eos=True, priority=-1)
+    decodes = [(request, 1, True) for request in low]
+    assert driver.step() == [*decodes, (high, 13, False)]
+    assert driver.step() == [(high, 13, False), *decodes]
+    assert driver.step() == [(high, 13, False), *decodes]
+    assert driver.step() == [(high, 1, True), *decodes]
+
+
+# Policies
+
+
+def test_priority_admits_the_lowest_number_first_and_the_earlier_of_equals():
+    driver = Driver(policy="priority", max_num_seqs=1)
+    order = [driver.add(prompt(3, 1), max_tokens=1, priority=priority) for priority in (2, 0, 1, 0)]
+    ran = [driver.step()[0][0] for _ in order]
+    assert ran == [order[1], order[3], order[2], order[0]]
+
+
+def test_priority_takes_the_blocks_of_the_lowest_priority_and_of_the_latest_among_equals():
+    driver = Driver(policy="priority", num_blocks=8, max_model_len=16, enable_prefix_caching=False)
+    low = driver.add(prompt(7, 1), max_tokens=6, ignore_eos=True, priority=2)
+    high = driver.add(prompt(7, 2), max_tokens=6, ignore_eos=True, priority=0)
+    middle = driver.add(prompt(7, 3), max_tokens=6, ignore_eos=True, priority=1)
+    late = driver.add(prompt(7, 4), max_tokens=6, ignore_eos=True, priority=1)  # 2 blocks each, then 3
+    seen = [{request for request, *_ in driver.step()} for _ in range(5)]
+    assert seen[:2] == [{low, high, middle, late}] * 2
+    assert seen[2] == {high, middle}, "both of lower rank have given up theirs"
+    assert driver.core.take_stats().num_preemptions == 2
+    driver.drain()
+    assert list(driver.finished) == [high, middle, late, low]
+
+
+def test_the_deadline_policy_serves_the_earliest_first_and_does_not_run_what_is_late():
+    driver = Driver(policy="deadline", max_num_seqs=1)
+    late = driver.add(prompt(3, 1), max_tokens=9, ignore_eos=True, deadline=1.5)
+    never = driver.add(prompt(3, 2), max_tokens=1, ignore_eos=True)
+    soon = driver.add(prompt(3, 3), max_tokens=1, ignore_eos=True, deadline=1.0)
+    gone = driver.add(prompt(3, 4), max_tokens=1, ignore_eos=True, deadline=0.5)
+    driver.now = 0.6
+    assert driver.step() == [(soon, 3, True)]
+    assert driver.finished[gone] == (FinishReason.DEADLINE, None)
+    assert driver.step() == [(late, 3, True)]
+    assert driver.step() == [(late, 1, True)]
+    driver.now = 1.5
+    assert driver.step() == [(never, 3, True)]
+    assert driver.finished[late] == (FinishReason.DEADLINE, None)
+    assert len(driver.tokens[late]) == 2
+    driver.drain()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_other_policies_leave_deadlines_to_the_client(policy):
+    driver = Driver(policy=policy)
+    request = driver.add(prompt(3, 1), max_tokens=2, ignore_eos=True, deadline=1.0)
+    driver.now = 2.0
+    driver.drain()
+    assert driver.finished[request][0] is FinishReason.LENGTH
+
+
+# Planning ahead
+
+
+def test_a_plan_that_was_made_ahead_is_what_would_have_been_decided_later():
+    def batches(*, ahead: bool) -> list[list[tuple[int, int, bool]]]:
+        driver = Driver(max_num_batched_tokens=12, long_prefill_token_threshold=6)
+        for length in (3, 20, 9, 4):
+            driver.add(prompt(length, length), max_tokens=5, ignore_eos=True)
+        driver.drain(ahead=ahead)
+        return driver.runner.batches
+
+    assert batches(ahead=True) == batches(ahead=False)
+
+
+def test_who_ends_or_is_aborted_in_a_step_is_not_in_the_next_one():
+    driver = Driver()
+    eos = next(seed for seed in range(1000) if next_token([1, 2, 2], seed) == EOS)
+    ends = driver.add(prompt(3, 1), max_tokens=9, seed=eos)
+    aborted = driver.add(prompt(4, 2), max_tokens=9, ignore_eos=True)
+    stays = driver.add(prompt(5, 3), max_tokens=9, ignore_eos=True)
+    driver.begin()
+    driver.core.plan_ahead()
+    driver.abort(aborted)
+    driver.end()
+    assert driver.finished[ends] == (FinishReason.STOP, None)
+    assert driver.step() == [(stays, 1, True)]
+
+
+def test_who_arrives_after_the_plan_is_in_the_next_step_all_the_same():
+    driver = Driver()
+    a = driver.add(prompt(3, 1), max_tokens=9, ignore_eos=True)
+    driver.begin()
+    driver.core.plan_ahead()
+    b = driver.add(prompt(4, 2), max_tokens=9, ignore_eos=True)
+    driver.end()
+    assert driver.step() == [(a, 1, True), (b, 4, True)]
+
+
+def test_planning_ahead_takes_nobodys_blocks():
+    driver = Driver(num_blocks=4, block_size=4, max_model_len=16, enable_prefix_caching=False)
+    a = driver.add(prompt(7, 1), max_tokens=2, ignore_eos=True)
+    b = driver.add(prompt(7, 2), max_tokens=5, ignore_eos=True)
+    driver.step()
+    driver.begin()  # both fill their second block, and a ends
+    driver.core.plan_ahead()
+    driver.end()
+    assert driver.step() == [(b, 1, True)]
+    assert driver.core.take_stats().num_preemptions == 0
+    assert a in driver.finished
+
+
+# Drafts
+
+
+def test_drafts_save_steps_and_change_nothing():
+    plain, drafting = Driver(), Driver(drafts=True)
+    for driver in (plain, drafting):
+        for seed in range(3):
+            driver.add(prompt(5, seed + 1), max_tokens=30, seed=seed, logprobs=0, ignore_eos=True)
+        driver.drain(ahead=True)
+    assert drafting.tokens == plain.tokens
+    assert len(drafting.runner.batches) < len(plain.runner.batches) / 1.5
+    stats = drafting.core.take_stats()
+    assert stats.num_draft_tokens == drafting.runner.num_drafts
+    assert stats.num_accepted_tokens == drafting.runner.num_kept_drafts == sum(stats.accepted_per_position)
+    assert stats.num_generation_tokens == 90
+
+
+def test_drafts_take_only_what_others_leave():
+    driver = Driver(drafts=True, max_num_batched_tokens=10)
+    a = driver.add(prompt(3, 1), max_tokens=30, ignore_eos=True)
+    driver.step()
+    b = driver.add(prompt(16, 2), max_tokens=1, ignore_eos=True)
+    assert driver.step() == [(a, 1, True), (b, 9, False)]
+    step = dict((request, count) for request, count, _ in driver.step())
+    assert step == {a: 3, b: 7}, "two drafts in what is left of the budget"
+    driver.drain()
+
+
+# Holding
+
+
+def test_a_hold_keeps_the_waiting_out_or_stops_everything():
+    driver = Driver()
+    a = driver.add(prompt(3, 1), max_tokens=9, ignore_eos=True)
+    driver.step()
+    driver.core.hold(new_only=True)
+    b = driver.add(prompt(3, 2), max_tokens=9, ignore_eos=True)
+    assert driver.step() == [(a, 1, True)]
+    driver.core.hold(new_only=False)
+    assert driver.step() == []
+    assert driver.core.has_work
+    driver.core.release()
+    assert driver.step() == [(a, 1, True), (b, 3, True)]
+
+
+def test_preempting_everybody_empties_the_cache_and_loses_nothing():
+    driver = Driver()
+    requests = [driver.add(prompt(6, first), max_tokens=9, ignore_eos=True) for first in (1, 2)]
+    driver.step()
+    driver.step()
+    assert driver.core.reset_prefix_cache(preempt_running=True)
+    assert driver.num_held_blocks == 0
+    assert driver.step() == [(request, 8, True) for request in requests], "nothing was left to be found"
+    driver.drain()

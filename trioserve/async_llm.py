@@ -11,12 +11,7 @@ request in the engine, at the next step, and frees its memory.
 
 from __future__ import annotations
 
-import itertools
 import logging
-import random
-import time
-import uuid
-from array import array
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -25,14 +20,16 @@ import attrs
 import trio
 
 from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError, TrioserveError
-from trioserve.frontend.channel import OutputChannel
+from trioserve.frontend.beam_search_request import run_beam_search
 from trioserve.frontend.chat_template import ChatTemplate
-from trioserve.frontend.completion import Completion
-from trioserve.frontend.input_processor import InputProcessor, check_routing
+from trioserve.frontend.control import EngineControl
+from trioserve.frontend.input_processor import InputProcessor, Routing
 from trioserve.frontend.output_processor import OutputProcessor
 from trioserve.frontend.prompts import TextPrompt
+from trioserve.frontend.request_stream import RequestStream, open_source
+from trioserve.frontend.requests import Requests
 from trioserve.frontend.tokenizer import Tokenizer
-from trioserve.link.messages import Add, MessageError
+from trioserve.link.messages import MessageError
 from trioserve.link.open_client import open_client
 from trioserve.model_sources import resolve_model
 from trioserve.nurseries import end_nursery, ungrouped
@@ -41,31 +38,25 @@ from trioserve.observability.throughput_log import log_throughput
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Iterable,
-        Mapping,
-        Sequence,
-    )
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Unpack
 
     from trioserve.args import EngineArgs
+    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.frontend.channel import OutputChannel
     from trioserve.frontend.chat_template import ChatOptions
-    from trioserve.frontend.input_processor import TokenizedPrompt
+    from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.prompts import PromptType
+    from trioserve.frontend.request_stream import Input, Source
     from trioserve.link.client import EngineCoreClient
     from trioserve.link.messages import Ready
-    from trioserve.outputs import RequestOutput
+    from trioserve.outputs import BeamSearchOutput, RequestOutput
 
 __all__ = ["AsyncLLM", "RequestStream"]
 
 log = logging.getLogger(__name__)
-request_log = logging.getLogger("trioserve.requests")
 
 
 class AsyncLLM:
@@ -86,7 +77,7 @@ class AsyncLLM:
     """What the engine core reported: the cache's size, its version."""
     metrics: EngineMetrics
     _outputs: OutputProcessor
-    _inputs: InputProcessor
+    _requests: Requests
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -95,8 +86,7 @@ class AsyncLLM:
         self._dead_error: EngineDeadError | None = None
         self._died = trio.Event()
         self._stack = AsyncExitStack()
-        self._sequence_ids = itertools.count(1)
-        self._seeds = random.Random(config.model.seed)
+        self._control = EngineControl(self._check_open, lambda: self._requests.abort_all())  # noqa: PLW0108 - it is set later
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> AsyncLLM:
@@ -168,13 +158,9 @@ class AsyncLLM:
         self.tokenizer = await trio.to_thread.run_sync(
             Tokenizer.from_directory, self.model.tokenizer_directory
         )
-        self._inputs = InputProcessor(self.model, self.tokenizer)
-        if self.tokenizer.chat_template is not None:
-            self._chat_template = ChatTemplate(
-                self.tokenizer.chat_template,
-                bos_token=self.tokenizer.bos_token,
-                eos_token=self.tokenizer.eos_token,
-            )
+        inputs = InputProcessor(self.config, self.model, self.tokenizer)
+        self._requests = Requests(self.config, inputs, self._outputs, self.tokenizer, self._check_open)
+        self._chat_template = ChatTemplate.of(self.tokenizer)
         loaded.set()
 
     async def _read_outputs(self, client: EngineCoreClient) -> None:
@@ -201,7 +187,7 @@ class AsyncLLM:
 
     def stream(
         self,
-        prompt: PromptType,
+        prompt: Input,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,
@@ -210,19 +196,34 @@ class AsyncLLM:
     ) -> RequestStream:
         """A request as a scope, and its outputs as they come: `async with llm.stream(...) as outputs`.
 
+        The deadline of the cancel scopes around it is the request's own: the scheduling policy "deadline"
+        goes by it, and a request that cannot meet it may end early, with finish reason "deadline".
+
         Args:
+          prompt: or its pieces, as an async iterable. Each is appended to all that came before (pieces and
+            answers), and answered. Reading fetches the next piece once the answer to the one before has
+            ended (its output has a finish reason, and `finished` is false); after the last piece, an output
+            with `finished` says so. Cumulative outputs count from the present piece, and `prompt_token_ids`
+            are all that was before. An async generator is closed with the scope, any other iterable is not.
+            An `abort` or the engine's death shows when the next piece has come.
           request_id: a name for `abort` and for the outputs; made up if not given, and need not be unique.
-          cache_salt: prefix cache blocks are shared only among requests with the same salt.
+          cache_salt: prefix cache blocks are shared only among requests with the same salt. By default the
+            prompt's own.
 
         Entering it raises:
-          InvalidRequestError: prompt or parameters cannot be served by this model.
+          InvalidRequestError: prompt or parameters cannot be served by this model. (A grammar is refused
+            later, by the engine: then reading raises this.)
           EngineDeadError: the engine core is gone.
           OverloadedError: the engine core is too far behind to take it.
         """
-        submit = partial(
-            self.submit, prompt, params, request_id=request_id, priority=priority, cache_salt=cache_salt
-        )
-        return RequestStream(submit, self.release)
+        routing = Routing(priority=priority, cache_salt=cache_salt)
+        return RequestStream(partial(self._open_source, prompt, params, routing, request_id))
+
+    async def _open_source(
+        self, prompt: Input, params: SamplingParams | None, routing: Routing, request_id: str | None
+    ) -> Source:
+        self._check_open()
+        return await open_source(self._requests, prompt, params or SamplingParams(), routing, request_id)
 
     async def complete(
         self, prompt: PromptType, params: SamplingParams | None = None, *, request_id: str | None = None
@@ -233,16 +234,44 @@ class AsyncLLM:
             return await anext(outputs)
 
     async def generate(
-        self, prompt: PromptType, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self, prompt: Input, sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """As vLLM has it: an async generator. Prefer `stream`: a generator that was begun and not exhausted
         ends its request only when it is closed, and nobody closes it on a `break`."""
-        channel = await self.submit(prompt, sampling_params, request_id=request_id)
+        source = await self._open_source(prompt, sampling_params, Routing(), request_id)
         try:
-            while not channel.exhausted:
-                yield await channel.take()
+            while not source.exhausted:
+                yield await source.take()
         finally:
-            self.release(channel)  # synchronous: there is nothing to await in a generator's finally
+            source.release()  # synchronous, and first: it must work in whatever state this is closed
+            await source.aclose()
+
+    async def beam_search(
+        self,
+        prompt: PromptType,
+        params: BeamSearchParams,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> BeamSearchOutput:
+        """The `beam_width` best continuations; see `trioserve.frontend.beam_search` for which those are.
+
+        Cancelling it ends all of it in the engine. An `abort` of its name, or its deadline, ends it with the
+        beams as they are then.
+
+        Raises as `stream` does; InvalidRequestError also for structured_outputs, and for a temperature other
+        than 0 or 1 where the engine's max_logprobs is not -1.
+        """
+        self._check_open()
+        return await run_beam_search(
+            self._requests,
+            prompt,
+            params,
+            Routing(priority=priority, cache_salt=cache_salt),
+            request_id=request_id,
+            eos_token_ids=self.model.eos_token_ids,
+        )
 
     async def submit(
         self,
@@ -253,80 +282,25 @@ class AsyncLLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> OutputChannel:
-        """Start a request and return its channel, which the caller must `release`. Raises as `stream` does.
-
-        For those who need many requests in one task; anybody else uses `stream`. Cancelling it leaves
-        nothing behind: the request is registered and sent after the last checkpoint.
-        """
-        arrival_time = time.monotonic()
-        params = params or SamplingParams()
+        """Start a request and return its channel, which the caller must `release`: for those who need many
+        requests in one task. Raises as `stream` does. Cancelling it leaves nothing behind: the request is
+        registered and sent after the last checkpoint."""
         self._check_open()
-        check_routing(priority, cache_salt)
-        tokenized = await self._inputs.tokenize(prompt)
-        params = self._inputs.fit_params(params, len(tokenized.token_ids))
-        client = self._check_open()  # it may have died meanwhile
-        name = request_id or f"req-{uuid.uuid4().hex}"
-        channel = self._open_channel(tokenized, params, name, arrival_time)
-        sequences = {next(self._sequence_ids): completion for completion in channel.completions}
-        prompt_token_ids = array("i", tokenized.token_ids).tobytes()
-        self._outputs.register(channel, sequences)
-        try:
-            for sequence_id, completion in sequences.items():
-                client.add(
-                    Add(
-                        request_id=sequence_id,
-                        prompt_token_ids=prompt_token_ids,
-                        params=attrs.evolve(params, n=1),
-                        seed=self._seed(params, completion.index),
-                        streams=channel.streams,
-                        priority=priority,
-                        cache_salt=cache_salt,
-                    )
-                )
-        except BaseException:
-            self.release(channel)
-            raise
-        return channel
+        routing = Routing(priority=priority, cache_salt=cache_salt)
+        params = params or SamplingParams()
+        return await self._requests.submit(prompt, params, routing, request_id=request_id)
 
     def release(self, channel: OutputChannel) -> None:
         """End a request of `submit`: forget it here, and abort it in the engine if it runs. Not a checkpoint.
         A second call does nothing."""
-        self._abort_sequences(self._outputs.release(channel))
+        self._requests.release(channel)
 
     def abort(self, request_id: str | Iterable[str]) -> None:
         """End every request of that name (or names) with finish reason "abort". Not a checkpoint.
 
         Whoever reads such a request gets a last output, with what has come of it: nothing, where only the
         end was asked for (`FINAL_ONLY`)."""
-        for name in [request_id] if isinstance(request_id, str) else request_id:
-            self._abort_sequences(self._outputs.abort(name))
-
-    def _abort_sequences(self, sequence_ids: list[int]) -> None:
-        if self._client is not None:
-            self._client.abort(sequence_ids)
-
-    def _open_channel(
-        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str, arrival_time: float
-    ) -> OutputChannel:
-        if self.config.log.requests:
-            request_log.info("%s: %d prompt tokens, %r", request_id, len(prompt.token_ids), params)
-        completions = [
-            Completion(index, params, self.tokenizer, prompt.token_ids) for index in range(params.n)
-        ]
-        return OutputChannel(
-            request_id,
-            prompt.text,
-            prompt.token_ids,
-            completions,
-            kind=params.output_kind,
-            # A stop string can be found only where the text is made.
-            streams=params.output_kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop),
-            arrival_time=arrival_time,
-        )
-
-    def _seed(self, params: SamplingParams, index: int) -> int:
-        """Of n completions, number i is what a request of its own with seed + i would give."""
-        return self._seeds.getrandbits(63) if params.seed is None else params.seed + index
+        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
 
     # Chat
 
@@ -385,10 +359,6 @@ class AsyncLLM:
         """
         await self._check_open().call("ping")
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing done, while a request runs."""
-        return bool(await self._check_open().call("reset_prefix_cache"))
-
     def _check_open(self) -> EngineCoreClient:
         if self._dead_error is not None:
             raise EngineDeadError(*self._dead_error.args)
@@ -396,40 +366,34 @@ class AsyncLLM:
             raise ClosedError("The AsyncLLM is not open: use it inside `async with`.")
         return self._client
 
+    # Steering: see `EngineControl` for details, and for what these raise
 
-class RequestStream:
-    """One request: an async context manager that gives an async iterator of its outputs.
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes. False, and nothing done, while requests run (unless they are reset)."""
+        return await self._control.reset_prefix_cache(reset_running_requests)
 
-    The iterator ends after the output whose `finished` is true. Each step is a checkpoint; a cancellation
-    loses no output. Iterating after the engine core has died raises EngineDeadError.
-    """
+    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Compute nothing until `resume_generation`. Running requests: "abort", "wait" for or "keep" them."""
+        await self._control.pause(mode, clear_cache)
 
-    def __init__(
-        self, submit: Callable[[], Awaitable[OutputChannel]], release: Callable[[OutputChannel], None]
-    ) -> None:
-        self._submit = submit
-        self._release = release
-        self._channel: OutputChannel | None = None
+    async def resume_generation(self) -> None:
+        """Go on with what was kept and what has come meanwhile."""
+        await self._control.resume()
 
-    async def __aenter__(self) -> Self:
-        if self._channel is not None:
-            raise ClosedError("A stream can be entered once.")
-        self._channel = await self._submit()
-        return self
+    async def is_paused(self) -> bool:
+        return await self._control.is_paused()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Not a checkpoint: it must work, and work at once, in a cancelled scope."""
-        if self._channel is not None:
-            self._release(self._channel)
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause, and give memory back: with level 1 the KV cache's, with level 2 that of the weights too."""
+        await self._control.sleep(level, mode)
 
-    def __aiter__(self) -> Self:
-        return self
+    async def wake_up(self, tags: Iterable[WakeTag] | None = None) -> None:
+        """Take back what `sleep` gave away: all, or "weights", "kv_cache", "scheduling"."""
+        await self._control.wake_up(tags)
 
-    async def __anext__(self) -> RequestOutput:
-        if self._channel is None:
-            raise ClosedError("The stream is not open: use it inside `async with`.")
-        if self._channel.exhausted:
-            raise StopAsyncIteration
-        return await self._channel.take()
+    async def is_sleeping(self) -> bool:
+        return await self._control.is_sleeping()
+
+    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Wait until the engine has no request. Raises TimeoutError after `drain_timeout` seconds."""
+        await self._control.drain(drain_timeout)

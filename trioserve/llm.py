@@ -20,11 +20,14 @@ from trioserve.progress_bar import ProgressBar
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
     from typing import Self
 
+    from trioserve.beam_search_params import BeamSearchParams
+    from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.tokenizer import Tokenizer
-    from trioserve.outputs import RequestOutput
+    from trioserve.outputs import BeamSearchOutput, RequestOutput
 
 __all__ = ["LLM"]
 
@@ -159,6 +162,36 @@ class LLM:
         enqueued, self._enqueued = self._enqueued, {}
         return self._run(enqueued, use_tqdm)
 
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The best continuations of one or many prompts, in their order; see `AsyncLLM.beam_search`.
+
+        Args:
+          concurrency_limit: prompts that are searched at a time; by default as many as fill the engine.
+
+        Raises as `generate` does, and then all of its searches are over. ValueError also for a
+        concurrency_limit below 1.
+        """
+        if concurrency_limit is None:
+            max_num_seqs = self._engine.config.scheduler.max_num_seqs
+            concurrency_limit = max(1, max_num_seqs // params.beam_width)
+        if concurrency_limit < 1:
+            raise ValueError(f"concurrency_limit must be an integer >= 1, got {concurrency_limit!r}.")
+        all_prompts = _to_prompts(prompts)
+        with ProgressBar(len(all_prompts), use_tqdm) as progress:
+            return self._engine.beam_search(
+                all_prompts,
+                params,
+                concurrency_limit=concurrency_limit,
+                on_result=progress.advance_search,
+            )
+
     def _params_or_default(
         self, params: SamplingParams | Sequence[SamplingParams] | None
     ) -> SamplingParams | Sequence[SamplingParams]:
@@ -209,6 +242,36 @@ class LLM:
             raise
         return [self._results.pop(name) for name in requests if name in self._results]
 
+    # Steering: see the same methods of `AsyncLLM`
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached prefixes. False, and nothing done, while requests run (unless they are reset)."""
+        return self._engine.reset_prefix_cache(reset_running_requests)
+
+    def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        """Compute nothing until `resume_generation`; who waits for a result meanwhile waits that long."""
+        self._engine.pause_generation(mode, clear_cache)
+
+    def resume_generation(self) -> None:
+        self._engine.resume_generation()
+
+    def is_paused(self) -> bool:
+        return self._engine.is_paused()
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Pause, and give memory back: with level 1 the KV cache's, with level 2 that of the weights too."""
+        self._engine.sleep(level, mode)
+
+    def wake_up(self, tags: Iterable[WakeTag] | None = None) -> None:
+        self._engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        return self._engine.is_sleeping()
+
+    def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        """Wait until the engine has no request. Raises TimeoutError after `drain_timeout` seconds."""
+        self._engine.wait_for_requests_to_drain(drain_timeout)
+
     # The rest
 
     def get_tokenizer(self) -> Tokenizer:
@@ -217,10 +280,6 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What `generate` uses if it is given none: the model's generation config over our defaults."""
         return self._engine.get_default_sampling_params()
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing done, while a request runs."""
-        return self._engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Abort what runs and end the engine. Again is fine, and does nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import trio
@@ -14,19 +14,24 @@ from trioserve.portal import Portal
 from trioserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Any, Self, Unpack
 
     from trioserve.args import EngineArgs
+    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig, GenerationDefaults, ResolvedModel
     from trioserve.frontend.channel import OutputChannel
     from trioserve.frontend.chat_template import ChatOptions
+    from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.prompts import PromptType, TextPrompt
     from trioserve.frontend.tokenizer import Tokenizer
-    from trioserve.outputs import RequestOutput
+    from trioserve.outputs import BeamSearchOutput, RequestOutput
 
 __all__ = ["LLMEngine"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class LLMEngine:
@@ -122,9 +127,49 @@ class LLMEngine:
         """
         return self._portal.call(functools.partial(self._llm.render_chat, messages, **options))
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes; False, and nothing done, while a request runs."""
-        return self._portal.call(self._llm.reset_prefix_cache)
+    def beam_search(
+        self,
+        prompts: Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        concurrency_limit: int,
+        on_result: Callable[[BeamSearchOutput], None] = lambda _: None,
+    ) -> list[BeamSearchOutput]:
+        """The results of `AsyncLLM.beam_search` for each prompt, `concurrency_limit` of them at a time.
+
+        `on_result` is called with each as it comes, in the engine's thread. If one search fails, or Ctrl-C
+        comes, all of them end; raises what the first one raised.
+        """
+        search = functools.partial(self._llm.beam_search, params=params)
+        return self._portal.call(_map, search, prompts, concurrency_limit, on_result)
+
+    # Steering: see the same methods of `AsyncLLM`
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        return self._portal.call(self._llm.reset_prefix_cache, reset_running_requests)
+
+    def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
+        self._portal.call(self._llm.pause_generation, mode, clear_cache)
+
+    def resume_generation(self) -> None:
+        self._portal.call(self._llm.resume_generation)
+
+    def is_paused(self) -> bool:
+        return self._portal.call(self._llm.is_paused)
+
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        self._portal.call(self._llm.sleep, level, mode)
+
+    def wake_up(self, tags: Iterable[WakeTag] | None = None) -> None:
+        self._portal.call(self._llm.wake_up, tags)
+
+    def is_sleeping(self) -> bool:
+        return self._portal.call(self._llm.is_sleeping)
+
+    def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
+        self._portal.call(self._llm.wait_for_requests_to_drain, drain_timeout)
+
+    # What it is
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation config and `override_generation_config` say, over our defaults."""
@@ -157,6 +202,27 @@ class LLMEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _map(
+    afn: Callable[[T], Awaitable[R]], items: Sequence[T], limit: int, on_result: Callable[[R], None]
+) -> list[R]:
+    """`await afn(item)` for each item, at most `limit` at a time; the results in the items' order."""
+    results: dict[int, R] = {}
+    limiter = trio.CapacityLimiter(limit)
+
+    async def run(index: int, item: T) -> None:
+        async with limiter:
+            results[index] = await afn(item)
+        on_result(results[index])
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for index, item in enumerate(items):
+                nursery.start_soon(run, index, item)
+    except ExceptionGroup as group:  # the first failure cancels the others, so they have failed together
+        raise group.exceptions[0] from None
+    return [results[index] for index in range(len(items))]
 
 
 def _default_sampling_params(generation: GenerationDefaults) -> SamplingParams:

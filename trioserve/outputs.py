@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Mapping, Sequence
+from typing import overload
 
 import attrs
 
-__all__ = ["CompletionOutput", "FinishReason", "Logprob", "RequestMetrics", "RequestOutput", "TokenLogprobs"]
+__all__ = [
+    "REPETITION_DETECTED",
+    "BeamSearchOutput",
+    "BeamSearchSequence",
+    "CompletionOutput",
+    "FinishReason",
+    "FlatLogprobs",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "TokenLogprobs",
+]
+
+REPETITION_DETECTED = "repetition_detected"
+"""The `stop_reason` that goes with `FinishReason.REPETITION`."""
 
 
 class FinishReason(enum.IntEnum):
@@ -38,7 +54,62 @@ class Logprob:
 
 
 TokenLogprobs = Mapping[int, Logprob]
-"""Of one position: token id -> Logprob, the sampled token first, then the most likely ones in order."""
+"""Of one position: token id -> Logprob. First the token that is there (sampled, or of the prompt), then the
+most likely ones in falling order, then those that `SamplingParams.logprob_token_ids` names."""
+
+
+@attrs.define(eq=False)
+class FlatLogprobs(Sequence[TokenLogprobs]):
+    """The logprobs of many positions in a few arrays, for `SamplingParams.flat_logprobs`.
+
+    As a sequence it has one entry per position, made when it is asked for; a slice is a FlatLogprobs again.
+    The arrays have every entry that was reported: a token may be twice among those of a position (sampled,
+    and among the most likely ones), and counts once, in its first place, in what the sequence shows.
+    """
+
+    start_indices: array[int] = attrs.field(factory=lambda: array("q"))
+    """int64 per position: where its entries begin in the arrays below. The
+    first position of a prompt has none."""
+    end_indices: array[int] = attrs.field(factory=lambda: array("q"))
+    token_ids: array[int] = attrs.field(factory=lambda: array("i"))
+    """int32."""
+    logprobs: array[float] = attrs.field(factory=lambda: array("f"))
+    """float32."""
+    ranks: array[int] = attrs.field(factory=lambda: array("i"))
+    """int32."""
+    decoded_tokens: list[str] = attrs.field(factory=list)
+
+    def append(self, token_ids: Sequence[int], logprobs: Sequence[float], ranks: Sequence[int]) -> None:
+        """Add a position. The caller extends `decoded_tokens` likewise."""
+        self.start_indices.append(len(self.token_ids))
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        self.ranks.extend(ranks)
+        self.end_indices.append(len(self.token_ids))
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprobs: ...
+    @overload
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
+    def __getitem__(self, index: int | slice) -> TokenLogprobs | FlatLogprobs:
+        if isinstance(index, slice):
+            return self._sliced(index)
+        position: dict[int, Logprob] = {}
+        for entry in range(self.start_indices[index], self.end_indices[index]):
+            logprob = Logprob(self.logprobs[entry], self.ranks[entry], self.decoded_tokens[entry])
+            position.setdefault(self.token_ids[entry], logprob)
+        return position
+
+    def _sliced(self, index: slice) -> FlatLogprobs:
+        sliced = FlatLogprobs()
+        for start, end in zip(self.start_indices[index], self.end_indices[index], strict=True):
+            own = slice(start, end)
+            sliced.append(self.token_ids[own], self.logprobs[own], self.ranks[own])
+            sliced.decoded_tokens += self.decoded_tokens[own]
+        return sliced
 
 
 @attrs.define
@@ -51,10 +122,10 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Of all tokens so far; None unless logprobs were asked for."""
     logprobs: Sequence[TokenLogprobs] | None = None
-    """One entry per entry of `token_ids`."""
+    """One entry per entry of `token_ids`; a FlatLogprobs if `flat_logprobs` was asked for."""
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The stop token id or stop string that ended it; None for EOS, length and abort."""
+    """The stop token id or stop string that ended it, or "repetition_detected"; None for EOS and all else."""
 
     @property
     def finished(self) -> bool:
@@ -80,6 +151,10 @@ class RequestOutput:
     prompt: str | None
     """The prompt's text, None if it was given as token ids."""
     prompt_token_ids: Sequence[int]
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None = None
+    """One entry per prompt token, the first None; a FlatLogprobs (the first entry empty) if `flat_logprobs`
+    was asked for. None where none were asked for, or not all of them are there yet. Cumulative streams
+    repeat them; in DELTA streams one output has them."""
     outputs: list[CompletionOutput]
     """Sorted by index. Before the end of a stream, only the completions that have something new."""
     finished: bool
@@ -87,3 +162,39 @@ class RequestOutput:
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""
     metrics: RequestMetrics | None = None
+
+
+@attrs.frozen(kw_only=True)
+class BeamSearchSequence:
+    """One of the best continuations that a beam search has found."""
+
+    tokens: Sequence[int]
+    """The prompt's and the generated ones; an EOS that ended it only with `include_stop_str_in_output`."""
+    output_token_ids: Sequence[int]
+    """The generated ones of `tokens`."""
+    text: str
+    """Of `tokens`, without special tokens."""
+    output_text: str
+    """What `output_token_ids` add to the prompt's text."""
+    logprobs: Sequence[TokenLogprobs]
+    """Per generated token (with the EOS that ended it): its own, and those of the tokens it was chosen from,
+    before the temperature acted."""
+    cum_logprob: float
+    """Of all generated tokens, with the EOS that ended it and with the search's temperature."""
+    score: float
+    """`cum_logprob` / number of generated tokens ** length_penalty; the EOS that ended it counts."""
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    """The EOS token that ended it; None where none did."""
+
+
+@attrs.frozen(kw_only=True)
+class BeamSearchOutput:
+    """The result of a beam search."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt's text, None if it was given as token ids."""
+    prompt_token_ids: Sequence[int]
+    sequences: Sequence[BeamSearchSequence]
+    """The best first; at most `beam_width`."""

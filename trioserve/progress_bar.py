@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trioserve.outputs import RequestOutput
+    from trioserve.outputs import BeamSearchOutput, RequestOutput
 
 __all__ = ["ProgressBar"]
 
@@ -37,12 +37,24 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def advance(self, output: RequestOutput) -> None:
         """Count a finished request: all of its completions."""
+        self._count(
+            len(output.outputs),
+            len(output.prompt_token_ids) * len(output.outputs),
+            sum(len(completion.token_ids) for completion in output.outputs),
+        )
+
+    def advance_search(self, output: BeamSearchOutput) -> None:
+        """Count a finished beam search: one prompt, and the sequences that it found."""
+        num_output_tokens = sum(len(sequence.output_token_ids) for sequence in output.sequences)
+        self._count(1, len(output.prompt_token_ids), num_output_tokens)
+
+    def _count(self, number: int, num_input_tokens: int, num_output_tokens: int) -> None:
         if self._bar is None:
             return
-        self._input_tokens += len(output.prompt_token_ids) * len(output.outputs)
-        self._output_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        self._input_tokens += num_input_tokens
+        self._output_tokens += num_output_tokens
         self._bar.set_postfix_str(self._speed(), refresh=False)
-        self._bar.update(len(output.outputs))
+        self._bar.update(number)
 
     def _speed(self) -> str:
         elapsed = max(time.monotonic() - self._started, 1e-3)

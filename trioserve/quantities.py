@@ -17,7 +17,7 @@ _UNITS = {
     "G": 2**30,
     "T": 2**40,
 }
-_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(i?[bB]?)")
+_QUANTITY = re.compile(r"(-?\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(i?[bB]?)")
 
 
 def parse_quantity(value: int | str) -> int:

@@ -152,7 +152,7 @@ class SamplingParams:
     """A draw depends on (seed, position) only, whatever else runs."""
     stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=non_empty_strings)
     """Generation ends when one of these appears; it is cut off unless `include_stop_str_in_output`."""
-    stoptoken_ids: tuple[int, ...] = attrs.field(default=(), converter=to_tuple, validator=token_ids)
+    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=to_tuple, validator=token_ids)
     ignore_eos: bool = attrs.field(default=False, validator=boolean)
     max_tokens: int | None = attrs.field(
         default=16, validator=optional(integer("an integer >= 1, or null", lambda v: v >= 1))

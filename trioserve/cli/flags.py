@@ -56,8 +56,8 @@ class FlagParser(argparse.ArgumentParser):
                 self.usage = f"{self.prog} [MODEL] [flags]"
                 group.add_argument("positional_model", metavar="MODEL", nargs="?", help=help_text)
             _add_flag(group, attribute.name, hints[attribute.name], help_text)
-            if attrs.has(hints[attribute.name]):
-                _add_nested_flags(group, attribute.name, hints[attribute.name])
+            if (nested := _nested_class(hints[attribute.name])) is not None:
+                _add_nested_flags(group, attribute.name, nested)
 
     def add_retired(self) -> None:
         """Hidden flags that give a warning line, and nothing else."""
@@ -190,8 +190,14 @@ def _with_default(help_text: str, default: Any) -> str:
     return f"{help_text} [{default}]".strip()
 
 
+def _nested_class(kind: Any) -> type[Any] | None:
+    """The attrs class that a field holds, perhaps optionally; None if it holds something else."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    return next((kind for kind in kinds if attrs.has(kind)), None)
+
+
 def _metavar_of(kind: Any) -> str:
-    if attrs.has(kind):
+    if _nested_class(kind) is not None:
         return "JSON"
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     return "N" if int in kinds else "X" if float in kinds else "TEXT"
@@ -200,9 +206,10 @@ def _metavar_of(kind: Any) -> str:
 def _given_value(field: str, kind: Any, given: Mapping[str, Any]) -> Any:
     """What was given for a field, None if nothing was; for a nested one, its JSON and its keys together."""
     value = given.get(field)
-    if not attrs.has(kind):
+    nested = _nested_class(kind)
+    if nested is None:
         return value
-    hints = get_type_hints(kind)
+    hints = get_type_hints(nested)
     keys = {
         name: _nested_value(given[f"{field}.{name}"], hints[name])
         for name in hints

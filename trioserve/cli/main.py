@@ -31,6 +31,7 @@ commands:
   serve      serve a model over HTTP, with the OpenAI API
   chat       talk to a model in the terminal
   complete   let a model continue a text
+  doctor     tell whether a model can be served here, and show a step of the engine
 
 `trioserve COMMAND --help` lists the flags of a command, `trioserve --version` tells the version.
 """
@@ -39,6 +40,7 @@ _COMMANDS = {
     "serve": "trioserve.cli.serve_command",
     "chat": "trioserve.cli.chat",
     "complete": "trioserve.cli.complete",
+    "doctor": "trioserve.cli.doctor",
 }
 """Modules with a `run(arguments) -> int`."""
 

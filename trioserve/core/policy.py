@@ -1,76 +1,69 @@
-"""Who waits before whom, and who gives way when blocks run out."""
+"""Who comes first, of those that run and of those that wait."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal
+
+from sortedcontainers import SortedKeyList
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from trioserve.core.request import Request
 
-__all__ = ["FirstComeFirstServed", "SchedulingPolicy"]
+__all__ = ["Rank", "WaitingRequests", "ranking"]
+
+Rank = tuple[float, int]
+"""Lower comes first. No two requests have the same one, as the second part is `Request.arrival`."""
 
 
-class SchedulingPolicy(Protocol):
-    """The waiting requests, in the order in which they are to be admitted."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[Request]:
-        """First to last."""
-
-    def add(self, request: Request) -> None:
-        """A request has arrived."""
-
-    def put_back(self, request: Request) -> None:
-        """A request was preempted."""
-
-    def first(self) -> Request:
-        """Who is to be admitted next; there must be one."""
-
-    def remove(self, request: Request) -> None:
-        """It was admitted, or nobody wants it any more."""
-
-    def victim(self, running: Sequence[Request]) -> Request:
-        """Which running request gives its blocks to the others.
-
-        The scheduler serves `running` in its order, and asks when the blocks do not suffice for one of them:
-        the victim must be that one or stand behind it. `running` has at least two entries.
-        """
+def _by_arrival(request: Request) -> Rank:
+    return 0, request.arrival
 
 
-class FirstComeFirstServed:
-    """By arrival. The last to be admitted gives way, and is the first to come back.
+def _by_priority(request: Request) -> Rank:
+    return request.priority, request.arrival
 
-    So everyone who runs arrived before everyone who waits, and the two together are sorted by arrival. The
-    oldest request never gives way to anyone, is served first in every step and ends after finitely many;
-    then the next one is the oldest. Nobody starves.
+
+def _by_deadline(request: Request) -> Rank:
+    return request.deadline, request.arrival
+
+
+_RANKINGS: dict[str, Callable[[Request], Rank]] = {
+    "fcfs": _by_arrival,
+    "priority": _by_priority,
+    "deadline": _by_deadline,
+}
+
+
+def ranking(policy: Literal["fcfs", "priority", "deadline"]) -> Callable[[Request], Rank]:
+    """The order of a policy. It is all that a policy is: whoever ranks first is served and admitted first,
+    and whoever ranks last gives up its blocks first.
+
+    A request's rank never changes. So the first of all requests is never preempted for another one, gets a
+    share of every step and ends; then the next one is the first. Under `fcfs` everyone becomes the first at
+    some time; under the others, as long as not ever more requests arrive that rank before it.
     """
+    return _RANKINGS[policy]
 
-    def __init__(self) -> None:
-        # Ordered by arrival. A dict, so that an abort need not search.
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
+
+class WaitingRequests:
+    """Those that do not run, sorted by rank; adding and removing take logarithmic time."""
+
+    def __init__(self, rank: Callable[[Request], Rank]) -> None:
+        self._sorted: SortedKeyList[Request, Rank] = SortedKeyList(key=rank)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._sorted)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._waiting.values())
+        return iter(self._sorted)
+
+    def __getitem__(self, place: int) -> Request:
+        return self._sorted[place]
 
     def add(self, request: Request) -> None:
-        self._waiting[request.request_id] = request
-
-    def put_back(self, request: Request) -> None:
-        self._waiting[request.request_id] = request
-        self._waiting.move_to_end(request.request_id, last=False)
-
-    def first(self) -> Request:
-        return next(iter(self._waiting.values()))
+        self._sorted.add(request)
 
     def remove(self, request: Request) -> None:
-        del self._waiting[request.request_id]
-
-    def victim(self, running: Sequence[Request]) -> Request:
-        return running[-1]
+        self._sorted.remove(request)

@@ -97,8 +97,6 @@ class Request:
     priority: int
     deadline: float
     grammar: GrammarMatcher | None
-    drafter: Drafter | None
-    """Guesses what comes next; None where nobody does."""
     cache_salt: str | None
     lora: str | None
     multimodal_keys: Sequence[MultimodalKey]
@@ -111,12 +109,16 @@ class Request:
     max_known_tokens: int
     """It ends with this many: its `max_tokens` are there, or the context window is full."""
 
+    drafter: Drafter | None = None
+    """Guesses what comes next; None where nobody does."""
     output_token_ids: list[int] = attrs.field(factory=list)
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None
     """Invariant: set if and only if the status is FINISHED."""
     stop_token_id: int | None = None
     """The stop token that ended it; EOS is none."""
+    failure: str | None = None
+    """What went wrong, if the finish reason is ERROR."""
 
     num_computed_tokens: int = 0
     """Invariants: below num_known_tokens between steps, and covered by the block tables."""
@@ -150,9 +152,26 @@ class Request:
         """A step that has not come back computes it."""
         return self.share is not None
 
+    def expected_progress(self) -> tuple[int, int]:
+        """How many tokens will be computed at most, and how many known ones will be lacking at least, when
+        the step in flight is back; (what is, what lacks) if there is none.
+
+        Lacking is 0 if the request is bound to end in that step.
+        """
+        if self.share is None:
+            return self.num_computed_tokens, self.num_known_tokens - self.num_computed_tokens
+        num_computed = self.share.start + self.share.num_tokens
+        if not self.share.samples:
+            return num_computed, self.num_known_tokens - num_computed
+        return num_computed, int(self.num_known_tokens + 1 < self.max_known_tokens)
+
     def take_unreported(self) -> list[SampledToken]:
         tokens, self.unreported = self.unreported, []
         return tokens
+
+    def take_unreported_prompt_logprobs(self) -> list[LogprobRow]:
+        rows, self.unreported_prompt_logprobs = self.unreported_prompt_logprobs, []
+        return rows
 
     def tokens(self, start: int, stop: int) -> list[int]:
         """Known tokens of the positions [start, stop)."""

@@ -1,64 +1,70 @@
 """Decides which tokens of which requests the next step computes, and takes in what it gave.
 
-Each step has one budget of tokens. Requests that run come first, then those that wait:
+Each step has one budget of tokens. Requests that run come first, then those that wait, both in the order of
+the policy (`trioserve.core.policy`), and what is left goes to drafts:
 
-    running, in the order of admission     waiting, in the policy's order
-    [decode 1][decode 1]...[prefill 300]   [prefill 198 of 700]           budget 512
-                                           admitted with what is left
+    running, by rank                                 waiting, by rank            drafts
+    [decode 1][prefill 256 of 4000][decode 1]...     [prefill 198 of 700]        [+5][+5]...    budget 512
+                                                     admitted with what is left
 
-1. Every running request gets what it lacks: one token if it decodes, the rest of its prompt if the budget
-   has not sufficed so far. When blocks run out, the policy's victim gives up its own and waits again, until
-   there are enough or the victim is the request itself.
+1. Every running request gets at least one token, so no decode waits for a prefill; a prefill gets what the
+   others leave. If others share the step, a long prompt (one that lacks more than
+   `long_prefill_token_threshold`) gets no more than that, for its length is the time that everyone waits.
+   When blocks run out, the request that ranks last gives up its own and waits again, until there are enough
+   or it is the request itself.
 2. Waiting requests, a victim of this step among them, are admitted while there is budget, a free seat
-   (`max_num_seqs`) and blocks for all their known tokens. The first that does not fit ends the step:
-   smaller ones behind it do not overtake, or a large one might never be admitted.
+   (`max_num_seqs`) and blocks for all their known tokens. The first that does not fit ends the step: smaller
+   ones behind it do not overtake, or a large one might never be admitted. Only a long prompt that waits for
+   one of the few places for long prompts (`max_long_partial_prefills`) lets others pass: its turn comes when
+   that place is free, whoever has passed meanwhile.
+3. Sequences that draw in this step may bring drafts of what they will draw, as far as budget and free blocks
+   go: each draft that proves right saves a step. Nobody is preempted for a guess.
 
-A prompt larger than the budget is thus computed in chunks, beside the decodes. Whoever was admitted left
-something of the budget to the next, so only the last of those that run can lack more than one token. Hence
-every running request gets a share of every step, and no decode waits for a prefill.
+One step is in flight at a time. Meanwhile the next one is planned (`plan_ahead`): who gets how much of it,
+and the blocks for that. What it takes to know who gets what is known before the step is back: it computes
+its share, and draws one token if it reaches the end of what is known. When it is back (`update`), `schedule`
+drops from the plan who has ended or was aborted, admits who waits, and only then reads the token ids. So no
+work is done for a request that is gone, and a step never works on a state that is not true.
 
-What was rejected:
-- Separate prefill and decode steps: every arrival would stop all streams for the length of its prompt.
-- Blocks for a chunk at a time: two long prompts would be admitted on blocks that suffice for one, and one of
-  them be preempted half-way, its work lost. (Output is not reserved: how long it gets, nobody knows.)
-- Preempting for a waiting request: two requests could take turns in throwing away each other's work.
-- Swapping a victim's blocks out instead of recomputing: it takes a second store and a second kind of step,
-  and of what was not overwritten meanwhile the prefix cache finds the most anyway.
-- Publishing blocks to the prefix cache when they are scheduled rather than computed: it would let two equal
-  prompts of one step share, but make every attention kernel depend on the order of writes in a step.
+    step k      |---------------- runs ----------------|
+    meanwhile    send k-1 | plan k+1 | arrivals, aborts  update k | launch k+1
+    step k+1                                                      |------------ runs ---- ...
+
+What was weighed against it is in docs/engine.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from bisect import insort
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
 import attrs
 
-from trioserve.core.policy import FirstComeFirstServed
-from trioserve.core.request import Request, RequestStatus
+from trioserve.core.admission import to_request
+from trioserve.core.launch import StepPlan, launch_sequence
+from trioserve.core.policy import WaitingRequests, ranking
+from trioserve.core.progress import take_in
+from trioserve.core.request import RequestStatus, Share
 from trioserve.core.stats import CoreStats, StepCounters
-from trioserve.core.stop import find_stop
-from trioserve.worker.batch import ScheduledSequence, StepBatch
+from trioserve.outputs import FinishReason
+from trioserve.worker.batch import StepBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from trioserve.config import SchedulerConfig
+    from trioserve.core.admission import RequestLimits
     from trioserve.core.kv_cache import KVCacheManager
-    from trioserve.core.policy import SchedulingPolicy
-    from trioserve.core.request import CoreRequest
-    from trioserve.worker.batch import SampledToken
+    from trioserve.core.proposer import Proposer
+    from trioserve.core.request import CoreRequest, Request
+    from trioserve.worker.batch import SequenceOutput
 
-__all__ = ["Scheduler", "StepPlan"]
+__all__ = ["Scheduler"]
 
-
-@attrs.frozen(eq=False)
-class StepPlan:
-    """One step: what the runner gets, and whose it is. `requests[i]` is that of `batch.sequences[i]`."""
-
-    requests: Sequence[Request]
-    batch: StepBatch
+_MAX_PASSED = 8
+"""Long prompts that are looked at in vain per step: each look is a search in the prefix cache."""
 
 
 class Scheduler:
@@ -70,36 +76,55 @@ class Scheduler:
     """
 
     # Invariants, checked by check():
-    # - every request is in _running or in _policy, never in both;
+    # - every request is in _running or in _waiting, never in both, and both are sorted by rank;
     # - only requests in _running hold blocks;
-    # - without a step in flight, no request is ABORTED.
+    # - without a step in flight, no request is ABORTED;
+    # - _planned names running requests only, each with at least one token.
 
     def __init__(
         self,
         config: SchedulerConfig,
         kv_cache: KVCacheManager,
+        limits: RequestLimits,
         *,
-        max_model_len: int,
-        eos_token_ids: Iterable[int],
-        policy: SchedulingPolicy | None = None,
+        proposer: Proposer,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        assert kv_cache.num_tokens >= max_model_len, "the KV cache must hold at least one whole sequence"
+        assert kv_cache.can_hold(limits.max_model_len, config.max_num_batched_tokens), (
+            "the KV cache must hold at least one whole sequence"
+        )
+        assert config.max_num_seqs <= config.max_num_batched_tokens, "every seat needs a token of each step"
         self._config = config
         self._kv_cache = kv_cache
-        self._max_model_len = max_model_len
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._policy: SchedulingPolicy = FirstComeFirstServed() if policy is None else policy
+        self._limits = limits
+        self._proposer = proposer
+        self._clock = clock
+        self._rank = ranking(config.policy)
         self._requests: dict[int, Request] = {}
         self._running: list[Request] = []
+        self._waiting = WaitingRequests(self._rank)
         self._num_arrived = 0
+        self._planned: dict[Request, int] | None = None
         self._in_flight: StepPlan | None = None
         self._num_aborted = 0  # requests in _running that nobody wants: the step in flight keeps them
+        self._news: dict[Request, None] = {}  # who has something to report, as an ordered set
+        self._holds_new = self._holds_all = False
         self._counters = StepCounters()
         self._gauges_taken = self._gauges()
 
     @property
     def has_requests(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def step_in_flight(self) -> bool:
+        return self._in_flight is not None
+
+    # Arrivals and departures
 
     def add(self, new: CoreRequest) -> None:
         """Let a request wait for its turn. How many may wait is for those to limit who let clients in.
@@ -110,34 +135,11 @@ class Scheduler:
         """
         if new.request_id in self._requests:
             raise ValueError(f"request id {new.request_id} is in use")
-        request = self._to_request(new)
+        request = to_request(new, self._limits, arrival=self._num_arrived + 1)
+        request.drafter = self._proposer.begin(request)
         self._num_arrived += 1
         self._requests[request.request_id] = request
-        self._policy.add(request)
-
-    def _to_request(self, new: CoreRequest) -> Request:
-        prompt = list(new.prompt_token_ids)
-        if not 0 < len(prompt) < self._max_model_len:
-            raise ValueError(
-                f"the prompt must have 1 to {self._max_model_len - 1} tokens (one less than max_model_len), "
-                f"got {len(prompt)}"
-            )
-        if new.params.max_tokens is None:
-            raise ValueError("max_tokens must be set")
-        eos_token_ids = frozenset() if new.params.ignore_eos else self._eos_token_ids
-        return Request(
-            request_id=new.request_id,
-            prompt_token_ids=prompt,
-            params=new.params,
-            seed=new.seed,
-            streams=new.streams,
-            priority=new.priority,
-            cache_salt=new.cache_salt,
-            arrival=self._num_arrived,
-            eos_token_ids=eos_token_ids,
-            stop_token_ids=eos_token_ids.union(new.params.stop_token_ids),
-            max_known_tokens=min(len(prompt) + new.params.max_tokens, self._max_model_len),
-        )
+        self._waiting.add(request)
 
     def abort(self, request_ids: Iterable[int]) -> None:
         """Drop requests, whatever they are doing; ids of requests that are gone already are fine.
@@ -148,77 +150,143 @@ class Scheduler:
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None and request.status is not RequestStatus.ABORTED:
-                self._abort(request)
+                self._end(request, RequestStatus.ABORTED)
 
-    def _abort(self, request: Request) -> None:
-        if request.status is RequestStatus.RUNNING:
-            request.status = RequestStatus.ABORTED
-            if request.in_flight:
-                self._num_aborted += 1
-            else:
-                self._running.remove(request)
-                self._forget(request)
+    def _end(self, request: Request, status: RequestStatus) -> None:
+        """Take a request out, or leave that to `update` if the step in flight computes it."""
+        waits = request.status in {RequestStatus.WAITING, RequestStatus.PREEMPTED}
+        request.status = status
+        if waits:
+            self._waiting.remove(request)
+            self._forget(request)
+        elif request.in_flight:
+            self._num_aborted += 1
         else:
-            request.status = RequestStatus.ABORTED
-            self._policy.remove(request)
+            self._running.remove(request)
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
         self._kv_cache.free(request)
         del self._requests[request.request_id]
 
+    # The next step
+
+    def plan_ahead(self) -> None:
+        """Decide, while a step is in flight, what those that run will get of the next one.
+
+        Where that would take a preemption, nothing is decided: `schedule` will do it, when the blocks of who
+        ends in this step are back. The prompts of those that wait are hashed for the prefix cache, too.
+        """
+        if not self._holds_all:
+            self._planned = self._serve_running(ahead=True)
+            for request in islice(self._waiting, self._config.max_num_seqs - len(self._running)):
+                self._kv_cache.hash_prompt(request)
+
     def schedule(self) -> StepPlan | None:
-        """The next step, or None if there is no request. The algorithm is described at the module's head."""
+        """The next step, or None if there is nothing to do. The algorithm is described at the module's head.
+
+        Under the deadline policy, requests whose deadline has passed end here.
+        """
         assert self._in_flight is None, "the step before has not come back, or it failed"
-        shares: dict[Request, int] = {}
-        budget = self._serve_running(shares, self._config.max_num_batched_tokens)
-        self._admit_waiting(shares, budget)
+        shares, self._planned = self._planned, None
+        if self._holds_all:
+            return None
+        if self._config.policy == "deadline":
+            self._end_expired()
+        if shares is None:
+            shares = self._serve_running(ahead=False) or {}
+        shares = {request: count for request, count in shares.items() if not request.has_ended}
+        if not self._holds_new:
+            self._admit_waiting(shares, self._config.max_num_batched_tokens - sum(shares.values()))
         if not shares:
-            assert not self._requests, "a request alone always gets its share"
+            assert self._holds_new or not self._requests, "a request alone always gets its share"
             return None
         return self._launch(shares)
 
-    def _serve_running(self, shares: dict[Request, int], budget: int) -> int:
-        """Add each running request's number of tokens to `shares`; returns what is left of the budget."""
-        # Preemption shortens the list from its end while it is walked.
-        for request in self._running:
-            assert budget > 0, "all that run were once served together, and none of them lacks more now"
-            num_computed = request.num_computed_tokens
-            num_tokens = min(request.num_known_tokens - num_computed, budget)
-            if self._make_room(request, num_computed + num_tokens):
+    def _end_expired(self) -> None:
+        now = self._clock()
+        late = [
+            takewhile(lambda r: r.deadline <= now, requests) for requests in (self._running, self._waiting)
+        ]
+        for request in list(chain(*late)):  # both are sorted by deadline
+            request.finish_reason = FinishReason.DEADLINE
+            self._end(request, RequestStatus.FINISHED)
+            self._news[request] = None
+
+    def _serve_running(self, *, ahead: bool) -> dict[Request, int] | None:
+        """Each running request's number of tokens, and blocks for them; None if there are not enough blocks
+        while planning ahead."""
+        shares: dict[Request, int] = {}
+        budget = self._config.max_num_batched_tokens
+        place = 0
+        while place < len(self._running):  # preemption shortens the list from its end
+            request = self._running[place]
+            place += 1
+            num_computed, num_lacking = request.expected_progress()
+            if request.has_ended or not num_lacking:
+                continue
+            num_behind = len(self._running) - place
+            num_tokens = self._portion(num_lacking, budget - num_behind)
+            if self._make_room(request, num_computed + num_tokens, may_preempt=not ahead):
                 shares[request] = num_tokens
                 budget -= num_tokens
-        return budget
+            elif ahead:
+                return None
+        return shares
 
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for the first `num_tokens` positions; False if the request itself had to give way."""
+    def _portion(self, num_lacking: int, limit: int) -> int:
+        """How much of what it lacks a request gets of a step in which `limit` tokens are left for it."""
+        if self._is_long(num_lacking) and len(self._requests) > 1:
+            limit = min(limit, self._config.long_prefill_token_threshold)
+        return min(num_lacking, limit)
+
+    def _is_long(self, num_lacking: int) -> bool:
+        return num_lacking > self._config.long_prefill_token_threshold
+
+    def _make_room(self, request: Request, num_tokens: int, *, may_preempt: bool) -> bool:
+        """Blocks for the first `num_tokens` positions; False if there are none, or the request itself had to
+        give way."""
         while not self._kv_cache.extend(request, num_tokens):
-            victim = self._policy.victim(self._running)
+            if not may_preempt:
+                return False
+            victim = self._running[-1]
+            assert len(self._running) > 1, "a request alone always fits into the KV cache"
             self._preempt(victim)
             if victim is request:
                 return False
         return True
 
     def _preempt(self, victim: Request) -> None:
-        assert len(self._running) > 1, "a request alone always fits into the KV cache"
+        assert not victim.in_flight, "the step in flight writes to its blocks"
         self._running.remove(victim)
         self._kv_cache.free(victim)
         victim.status = RequestStatus.PREEMPTED
-        self._policy.put_back(victim)
+        self._waiting.add(victim)
         self._counters.num_preemptions += 1
 
     def _admit_waiting(self, shares: dict[Request, int], budget: int) -> None:
-        while budget > 0 and len(self._policy) and len(self._running) < self._config.max_num_seqs:
-            request = self._policy.first()
-            if not self._kv_cache.admit(request, self._kv_cache.find_cached(request)):
+        num_long = sum(self._is_long(r.num_known_tokens - r.num_computed_tokens) for r in self._running)
+        place = 0  # in _waiting; those before it wait for the place of another long prompt
+        while budget > 0 and place < len(self._waiting) and len(self._running) < self._config.max_num_seqs:
+            request = self._waiting[place]
+            cached = self._kv_cache.find_cached(request)
+            num_lacking = request.num_known_tokens - cached.num_tokens
+            if self._is_long(num_lacking) and num_long >= self._config.max_long_partial_prefills:
+                place += 1
+                if place > _MAX_PASSED:
+                    break
+                continue
+            num_tokens = self._portion(num_lacking, budget)
+            if not self._kv_cache.admit(request, cached, cached.num_tokens + num_tokens):
                 break
             self._start(request)
-            shares[request] = min(request.num_known_tokens - request.num_computed_tokens, budget)
-            budget -= shares[request]
+            shares[request] = num_tokens
+            budget -= num_tokens
+            num_long += self._is_long(num_lacking)
 
     def _start(self, request: Request) -> None:
-        self._policy.remove(request)
-        self._running.append(request)
+        self._waiting.remove(request)
+        insort(self._running, request, key=self._rank)
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = request.num_computed_tokens
             self._counters.prefix_cache_queries += len(request.prompt_token_ids)
@@ -226,59 +294,81 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
 
     def _launch(self, shares: dict[Request, int]) -> StepPlan:
+        num_spare = self._config.max_num_batched_tokens - sum(shares.values())
         sequences = []
         for request, num_tokens in shares.items():
-            request.in_flight = True
-            sequences.append(_to_sequence(request, num_tokens))
+            start = request.num_computed_tokens
+            samples = start + num_tokens == request.num_known_tokens
+            drafts = self._draft(request, num_spare) if samples and num_spare else []
+            num_spare -= len(drafts)
+            request.share = Share(start, num_tokens + len(drafts), len(drafts), samples)
+            sequences.append(launch_sequence(request, request.share, drafts))
         self._in_flight = StepPlan(list(shares), StepBatch(sequences))
         return self._in_flight
 
-    def update(self, plan: StepPlan, sampled: Sequence[SampledToken]) -> list[Request]:
-        """Take in what a step gave: one token for each sequence with `samples`, in the batch's order.
+    def _draft(self, request: Request, limit: int) -> list[int]:
+        """Guesses for the tokens that come; with n of them, the step can give n + 1 tokens."""
+        limit = min(limit, request.max_known_tokens - request.num_known_tokens - 1)
+        drafts = self._proposer.propose(request, limit) if limit > 0 else []
+        if not drafts or not self._kv_cache.extend(request, request.num_known_tokens + len(drafts)):
+            return []
+        self._counters.num_drafts += 1
+        self._counters.num_draft_tokens += len(drafts)
+        return drafts
 
-        Returns the requests that have a new token, in that order, with their state advanced: a request that
-        ended has its finish reason set, and its blocks are free. Aborted requests are not among them.
+    # Results
+
+    def update(self, plan: StepPlan, outputs: Sequence[SequenceOutput]) -> None:
+        """Take in what a step gave: one output for each of its sequences, in their order.
+
+        Afterwards the requests' states are up to date, the blocks of those that ended are free, and
+        `take_news` says who has something to report.
         """
         assert plan is self._in_flight, "only the step in flight can come back, and only once"
-        sequences = plan.batch.sequences
-        num_samples = sum(sequence.samples for sequence in sequences)
-        assert len(sampled) == num_samples, f"{num_samples} sequences sampled, {len(sampled)} tokens came"
         self._in_flight = None
         self._num_aborted = 0
-        tokens = iter(sampled)
-        advanced, ended = [], []
-        for request, sequence in zip(plan.requests, sequences, strict=True):
-            token = next(tokens) if sequence.samples else None
-            self._advance(request, sequence.start + len(sequence.token_ids))
-            if token is not None and request.status is RequestStatus.RUNNING:
-                _accept(request, token)
-                advanced.append(request)
-                self._counters.num_generation_tokens += 1
-            if request.status is not RequestStatus.RUNNING:
+        ended = []
+        for request, output in zip(plan.requests, outputs, strict=True):
+            num_kept = take_in(request, output, self._counters)
+            self._kv_cache.advance(request)
+            if request.has_ended:
                 ended.append(request)
+            if (num_kept or request.has_ended) and request.status is not RequestStatus.ABORTED:
+                self._news[request] = None
         if ended:
-            self._forget_ended(ended)
-        return advanced
+            self._running = [request for request in self._running if not request.has_ended]
+            for request in ended:
+                self._forget(request)
 
-    def _advance(self, request: Request, num_computed_tokens: int) -> None:
-        """Even for an aborted request: what was computed may serve the next one with this prompt."""
-        num_prompt_tokens = len(request.prompt_token_ids)
-        if request.num_computed_tokens < num_prompt_tokens:
-            self._counters.num_prompt_tokens += (
-                min(num_computed_tokens, num_prompt_tokens) - request.num_computed_tokens
-            )
-        request.in_flight = False
-        request.num_computed_tokens = num_computed_tokens
-        self._kv_cache.publish(request)
+    def take_news(self) -> list[Request]:
+        """The requests that have new tokens or have ended since the last call, without those aborted."""
+        news, self._news = self._news, {}
+        return [request for request in news if request.status is not RequestStatus.ABORTED]
 
-    def _forget_ended(self, ended: Iterable[Request]) -> None:
-        self._running = [request for request in self._running if not request.has_ended]
-        for request in ended:
-            self._forget(request)
+    # Control
+
+    def hold(self, *, new_only: bool) -> None:
+        """Admit nobody, and unless `new_only`, run nobody, until `release`; requests may still be added."""
+        self._holds_new, self._holds_all = True, not new_only
+
+    def release(self) -> None:
+        self._holds_new = self._holds_all = False
+
+    @property
+    def is_held(self) -> bool:
+        return self._holds_new
+
+    def preempt_all(self) -> None:
+        """Let all requests wait, without any block; not while a step is in flight."""
+        self._planned = None
+        for request in reversed(self._running.copy()):
+            self._preempt(request)
 
     def reset_prefix_cache(self) -> bool:
         """Forget what is cached; False, and nothing done, while any request holds a block."""
         return self._kv_cache.reset_prefix_cache()
+
+    # Reports
 
     def take_stats(self) -> CoreStats:
         """The state now; the counters start again from zero."""
@@ -289,11 +379,8 @@ class Scheduler:
             num_running=num_running,
             num_waiting=num_waiting,
             kv_cache_usage=usage,
-            num_preemptions=counters.num_preemptions,
-            prefix_cache_queries=counters.prefix_cache_queries,
-            prefix_cache_hits=counters.prefix_cache_hits,
-            num_prompt_tokens=counters.num_prompt_tokens,
-            num_generation_tokens=counters.num_generation_tokens,
+            cache_events=self._kv_cache.take_events(),
+            **attrs.asdict(counters, recurse=False),
         )
 
     @property
@@ -302,43 +389,18 @@ class Scheduler:
         return self._gauges() != self._gauges_taken
 
     def _gauges(self) -> tuple[int, int, float]:
-        return len(self._running) - self._num_aborted, len(self._policy), self._kv_cache.usage
+        return len(self._running) - self._num_aborted, len(self._waiting), self._kv_cache.usage
 
     def check(self) -> None:
         """Assert the invariants, in time linear in the number of blocks and requests; for tests."""
-        waiting = list(self._policy)
+        waiting = list(self._waiting)
         assert len(self._running) <= self._config.max_num_seqs
         assert {*self._running, *waiting} == set(self._requests.values())
         assert len(self._running) + len(waiting) == len(self._requests)
-        assert all(request.status is RequestStatus.RUNNING or request.in_flight for request in self._running)
-        assert not any(r.block_table or r.num_computed_tokens or r.in_flight for r in waiting)
+        for requests in (self._running, waiting):
+            assert [*map(self._rank, requests)] == sorted(map(self._rank, requests))
+        assert all(r.status is RequestStatus.RUNNING or r.in_flight for r in self._running)
+        assert not any(r.block_tables or r.num_computed_tokens or r.in_flight for r in waiting)
         for request in self._requests.values():
             assert request.num_computed_tokens < request.num_known_tokens <= request.max_known_tokens
         self._kv_cache.check(self._running)
-
-
-def _to_sequence(request: Request, num_tokens: int) -> ScheduledSequence:
-    start = request.num_computed_tokens
-    end = start + num_tokens
-    return ScheduledSequence(
-        request_id=request.request_id,
-        start=start,
-        token_ids=request.tokens(start, end),
-        block_table=request.block_table,
-        samples=end == request.num_known_tokens,
-        params=request.params,
-        seed=request.seed,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=request.output_token_ids,
-        stop_token_ids=request.stop_token_ids,
-    )
-
-
-def _accept(request: Request, token: SampledToken) -> None:
-    request.output_token_ids.append(token.token_id)
-    request.unreported.append(token)
-    stop = find_stop(request)
-    if stop is not None:
-        request.status = RequestStatus.FINISHED
-        request.finish_reason = stop.reason
-        request.stop_token_id = stop.token_id

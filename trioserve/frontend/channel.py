@@ -2,73 +2,97 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Sequence
 
+import attrs
 import trio
 
-from trioserve.outputs import RequestMetrics, RequestOutput
+from trioserve.frontend.completion import Completion
+from trioserve.frontend.logprobs import PromptLogprobs
+from trioserve.outputs import FinishReason, RequestMetrics, RequestOutput
 from trioserve.sampling_params import RequestOutputKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from trioserve.frontend.completion import Completion
 
 __all__ = ["OutputChannel"]
 
+_CUT_SHORT = {FinishReason.ABORT, FinishReason.ERROR, FinishReason.DEADLINE}
 
+
+@attrs.define(eq=False, kw_only=True)
 class OutputChannel:
     """What a request gives, between the reader and the consumer.
 
     The writer never waits: it changes the completions and calls `notify`. A consumer that is behind takes
     everything pending at once. So nothing is queued, and the memory is what the completions hold: at most
     n times max_tokens. An engine's death arrives as an item too: `take` raises it.
+
+    Some requests (streaming input, beam search) run in rounds, each with completions of its own: `begin`
+    starts the next one.
     """
 
-    def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: Sequence[int],
-        completions: Sequence[Completion],
-        *,
-        kind: RequestOutputKind,
-        streams: bool,
-        arrival_time: float,
-    ) -> None:
-        self.request_id = request_id
-        self.prompt_token_ids = prompt_token_ids
-        self.completions = completions
-        self.streams = streams
-        """The engine sends tokens as they come; else all at the end, when nobody can tell the first one's
-        time."""
-        self.num_cached_tokens = 0
-        self.arrival_time = arrival_time
-        """Of `time.monotonic()`, as are the next two."""
-        self.first_token_time: float | None = None
-        self.last_token_time: float | None = None
-        self.exhausted = False
-        """True once `take` has returned the last output or raised."""
-        self.watcher: Callable[[], None] | None = None
-        """Called whenever there are news, beside waking the consumer."""
-        self._prompt = prompt
-        self._kind = kind
-        self._error: Exception | None = None
-        self._consumer = trio.lowlevel.ParkingLot()
+    request_id: str
+    kind: RequestOutputKind
+    streams: bool
+    """The engine sends tokens as they come; else all at the end, and nobody can tell the first one's time."""
+    prompt: str | None = None
+    """Its text, where that is known."""
+    prompt_token_ids: Sequence[int] = ()
+    """Of this round, as are the completions."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """None where none were asked for."""
+    completions: Sequence[Completion] = ()
+    expects_input: bool = False
+    """More rounds may come: the end of its completions is not the request's, unless it was cut short."""
+    is_counted: bool = True
+    """Its completions' ends are request ends in the metrics."""
+    arrival_time: float = attrs.field(factory=time.monotonic)
+    """Of `time.monotonic()`, as are the next two. Of this round."""
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    num_cached_tokens: int = 0
+    exhausted: bool = False
+    """True once `take` has returned the last output or raised."""
+    was_aborted: bool = False
+    """By its name. Between rounds it is up to whoever begins them to end the request."""
+    watcher: Callable[[], None] | None = None
+    """Called whenever there are news, beside waking the consumer."""
+    _error: Exception | None = attrs.field(default=None, init=False)
+    _consumer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+
+    @property
+    def round_has_ended(self) -> bool:
+        """Every completion has ended; their last output may not have been taken yet."""
+        return all(completion.finish_reason is not None for completion in self.completions)
 
     @property
     def finished(self) -> bool:
-        """Every completion has ended; the last output may not have been taken yet."""
-        return all(completion.finish_reason is not None for completion in self.completions)
+        """The request has ended; the last output may not have been taken yet."""
+        if not self.expects_input:
+            return self.round_has_ended
+        return any(completion.finish_reason in _CUT_SHORT for completion in self.completions)
 
     @property
     def has_news(self) -> bool:
         """`take` would return at once."""
         if self._error is not None:
             return True
-        if self._kind is RequestOutputKind.FINAL_ONLY:
+        if self.kind is RequestOutputKind.FINAL_ONLY:
             return self.finished
         return any(completion.has_news for completion in self.completions)
+
+    def begin(self, prompt_token_ids: Sequence[int], completions: Sequence[Completion]) -> None:
+        """The next round: what comes from now on is theirs."""
+        self.prompt_token_ids, self.completions = prompt_token_ids, completions
+        self.arrival_time = time.monotonic()
+        self.first_token_time = self.last_token_time = None
+
+    def end_input(self) -> None:
+        """There will be no other round: the last output is what this one gave, or, of a DELTA stream, only
+        that it has ended."""
+        self.expects_input = False
+        for completion in self.completions:
+            completion.has_news = True
+        self.notify()
 
     def notify(self) -> None:
         """Wake the consumer, if there is something for it."""
@@ -78,9 +102,17 @@ class OutputChannel:
                 self.watcher()
 
     def fail(self, error: Exception) -> None:
-        """Let `take` raise `error`, after nothing else: what was pending is lost with the engine."""
-        self._error = error
+        """Let `take` raise `error`, after nothing else: what was pending is lost with the engine. The first
+        error counts."""
+        self._error = self._error or error
         self.notify()
+
+    async def wait(self) -> None:
+        """Wait for news. Always a checkpoint."""
+        if self.has_news:
+            await trio.lowlevel.checkpoint()
+        while not self.has_news:
+            await self._consumer.park()
 
     async def take(self) -> RequestOutput:
         """Everything that is new, as one output; waits until there is something. Always a checkpoint, and
@@ -88,26 +120,23 @@ class OutputChannel:
 
         Raises:
           EngineDeadError: the engine died under the request.
+          InvalidRequestError: the engine refused it.
         """
-        if self.has_news:
-            await trio.lowlevel.checkpoint()
-        while not self.has_news:
-            await self._consumer.park()
+        await self.wait()
         return self.take_nowait()
 
     def take_nowait(self) -> RequestOutput:
         """As `take`, where `has_news` is true."""
-        if self._error is not None:
-            self.exhausted = True
-            raise self._error
+        self.check()
         finished = self.exhausted = self.finished
-        everything = self._kind is RequestOutputKind.FINAL_ONLY or (
-            finished and self._kind is RequestOutputKind.CUMULATIVE
+        everything = self.kind is RequestOutputKind.FINAL_ONLY or (
+            finished and self.kind is RequestOutputKind.CUMULATIVE
         )
         return RequestOutput(
             request_id=self.request_id,
-            prompt=self._prompt,
+            prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
+            prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.take(),
             outputs=[
                 completion.take() for completion in self.completions if everything or completion.has_news
             ],
@@ -115,6 +144,12 @@ class OutputChannel:
             num_cached_tokens=self.num_cached_tokens,
             metrics=self._metrics() if finished else None,
         )
+
+    def check(self) -> None:
+        """Raise the error that `fail` has left, if any."""
+        if self._error is not None:
+            self.exhausted = True
+            raise self._error
 
     def _metrics(self) -> RequestMetrics:
         return RequestMetrics(

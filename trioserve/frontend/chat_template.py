@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Unpack
 
+    from trioserve.frontend.tokenizer import Tokenizer
 
 __all__ = ["ChatOptions", "ChatTemplate"]
 
@@ -47,6 +48,13 @@ class ChatTemplate:
         self._template = _compile(source)
         self._knows_developers = "developer" in source
         self._special_tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The one that the model brings, if any."""
+        if tokenizer.chat_template is None:
+            return None
+        return cls(tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
         """The prompt for these messages.

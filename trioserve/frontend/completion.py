@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioserve.frontend.detokenizer import Detokenizer
+from trioserve.frontend.logprobs import named_logprobs
 from trioserve.frontend.stop_strings import StopStrings
-from trioserve.outputs import CompletionOutput, FinishReason, Logprob
+from trioserve.outputs import REPETITION_DETECTED, CompletionOutput, FinishReason
 from trioserve.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trioserve.frontend.tokenizer import Tokenizer
-    from trioserve.link.columns import RequestUpdate, TokenLogprobRow
-    from trioserve.outputs import TokenLogprobs
+    from trioserve.link.columns import RequestUpdate
     from trioserve.sampling_params import SamplingParams
+    from trioserve.worker.batch import LogprobRow
 
 __all__ = ["Completion"]
-
-_CONTEXT = 4
-"""Tokens of the prompt that the detokenizer looks back to; a character has at most four."""
 
 
 class Completion:
@@ -43,11 +41,12 @@ class Completion:
         self._keeps_all = params.output_kind is not RequestOutputKind.DELTA
         self._min_tokens = params.min_tokens
         self._includes_stop = params.include_stop_str_in_output
+        self._flat_logprobs = params.flat_logprobs
         self._detokenizer = (
             Detokenizer(
                 tokenizer,
                 skip_special_tokens=params.skip_special_tokens,
-                context=prompt_token_ids[-_CONTEXT:],
+                context=prompt_token_ids,
             )
             if params.detokenize
             else None
@@ -58,14 +57,14 @@ class Completion:
         # Not yet taken; where all is kept (_keeps_all), everything so far.
         self._text: list[str] = []
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobRow] | None = None if params.logprobs is None else []
+        self._logprobs: list[LogprobRow] | None = [] if params.reports_logprobs else None
         self._cumulative_logprob = 0.0
 
     def push(self, update: RequestUpdate) -> None:
         """Take in what a step brought. Afterwards `finish_reason` says whether the completion has ended:
         by the engine's word, or by a stop string, of which the engine knows nothing."""
-        token_ids, rows = update.token_ids, update.logprobs
-        reason, stop_reason = update.finish_reason, update.stop_token_id
+        token_ids, rows, reason = update.token_ids, update.logprobs, update.finish_reason
+        stop_reason = REPETITION_DETECTED if reason is FinishReason.REPETITION else update.stop_token_id
         for position, token_id in enumerate(token_ids):
             ends_here = reason is FinishReason.STOP and position == len(token_ids) - 1
             self._push_token(token_id, silent=ends_here and not self._includes_stop)
@@ -90,6 +89,11 @@ class Completion:
         self.finish_reason, self._stop_reason, self.has_news = FinishReason.ERROR, None, True
 
     @property
+    def logprob_rows(self) -> Sequence[LogprobRow]:
+        """Of the tokens that were not taken yet."""
+        return self._logprobs or ()
+
+    @property
     def _matched(self) -> str | None:
         return None if self._stop_strings is None else self._stop_strings.matched
 
@@ -104,7 +108,7 @@ class Completion:
             cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
             logprobs=None
             if self._logprobs is None
-            else [_named(row, self._tokenizer) for row in self._logprobs],
+            else named_logprobs(self._logprobs, self._tokenizer, flat=self._flat_logprobs),
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
         )
@@ -135,9 +139,3 @@ class Completion:
         if self._stop_strings is not None and self._matched is None:
             self._text.append(self._stop_strings.flush())
         return self._matched
-
-
-def _named(row: TokenLogprobRow, tokenizer: Tokenizer) -> TokenLogprobs:
-    entries: Sequence[tuple[int, float, int]] = list(zip(row.token_ids, row.logprobs, row.ranks, strict=True))
-    # The sampled token leads and may be among the most likely ones too: a dict keeps it once, in front.
-    return {token: Logprob(logprob, rank, tokenizer.token_text(token)) for token, logprob, rank in entries}

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Detokenizer"]
 
+_CONTEXT = 4
+"""Tokens of the prompt that are looked back to; a character has at most four."""
+
 
 class Detokenizer:
     """The text of one completion.
@@ -22,7 +25,7 @@ class Detokenizer:
     count differently.
 
     Args:
-      context: the last tokens of the prompt, for tokenizers that drop a space at the beginning of a text.
+      context: the prompt, for tokenizers that drop a space at the beginning of a text.
     """
 
     def __init__(
@@ -30,10 +33,11 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._stream = DecodeStream(ids=list(context), skip_special_tokens=skip_special_tokens)
+        shown = list(context[-_CONTEXT:])
+        self._stream = DecodeStream(ids=shown, skip_special_tokens=skip_special_tokens)
         # Invariant: the text of _shown has been returned, that of _held has not, and the two together are
         # enough context to decode _held.
-        self._shown: list[int] = list(context)
+        self._shown = shown
         self._held: list[int] = []
 
     def push(self, token_id: int) -> str:

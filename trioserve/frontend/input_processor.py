@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from trioserve.errors import InvalidRequestError, PromptTooLongError
+from trioserve.frontend.constraints import ConstraintsMaker
 from trioserve.frontend.prompts import TextPrompt, parse_prompt
 from trioserve.text import is_unicode
 
 if TYPE_CHECKING:
-    from trioserve.config import ResolvedModel
+    from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.frontend.prompts import PromptType
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.sampling_params import SamplingParams
+    from trioserve.token_constraints import TokenConstraints
 
-__all__ = ["InputProcessor", "TokenizedPrompt"]
+__all__ = ["InputProcessor", "Routing", "TokenizedPrompt"]
 
 _LONG_TEXT = 4_000
 """Characters from which tokenizing (more than a millisecond) leaves the event loop."""
@@ -28,32 +30,54 @@ _MAX_CHARACTERS_PER_TOKEN = 128
 tokenized."""
 
 
-def check_routing(priority: int, cache_salt: str | None) -> None:
-    """What goes to the engine beside prompt and parameters.
+@attrs.frozen(kw_only=True)
+class Routing:
+    """What goes to the engine beside prompt and parameters."""
 
-    Raises:
-      InvalidRequestError: it cannot be sent.
-    """
-    if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
-        raise InvalidRequestError(
-            f"priority must be an integer of 64 bits, got {priority!r}.", parameter="priority"
-        )
-    if cache_salt is not None and not (isinstance(cache_salt, str) and is_unicode(cache_salt)):
-        raise InvalidRequestError(f"cache_salt must be a string, got {cache_salt!r}.", parameter="cache_salt")
+    priority: int = 0
+    """By the policy "priority", lower ones come first."""
+    cache_salt: str | None = None
+    """Prefix cache blocks are shared only among requests with the same salt."""
+
+    def check(self) -> None:
+        """
+        Raises:
+          InvalidRequestError: it cannot be sent.
+        """
+        priority, salt = self.priority, self.cache_salt
+        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
+            raise InvalidRequestError(
+                f"priority must be an integer of 64 bits, got {priority!r}.", parameter="priority"
+            )
+        if salt is not None and not (isinstance(salt, str) and is_unicode(salt)):
+            raise InvalidRequestError(f"cache_salt must be a string, got {salt!r}.", parameter="cache_salt")
+
+    def for_prompt(self, prompt: TokenizedPrompt) -> Routing:
+        """The same, with the prompt's own salt where none is given here; checked.
+
+        Raises as `check` does.
+        """
+        salt = prompt.cache_salt if self.cache_salt is None else self.cache_salt
+        routing = attrs.evolve(self, cache_salt=salt)
+        routing.check()
+        return routing
 
 
 @attrs.frozen(eq=False)
 class TokenizedPrompt:
     text: str | None
     token_ids: Sequence[int]
+    cache_salt: str | None = None
 
 
 class InputProcessor:
-    """Tokenizes prompts and checks them and their parameters against the model's limits."""
+    """Tokenizes prompts and checks them and their parameters against the limits of model and engine."""
 
-    def __init__(self, model: ResolvedModel, tokenizer: Tokenizer) -> None:
+    def __init__(self, config: EngineConfig, model: ResolvedModel, tokenizer: Tokenizer) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._constraints = ConstraintsMaker(tokenizer, config.reasoning)
+        self._max_logprobs = model.vocab_size if config.max_logprobs < 0 else config.max_logprobs
         # One at a time: tokenizing takes a core, and the engine needs the others.
         self._tokenizing = trio.CapacityLimiter(1)
 
@@ -65,12 +89,19 @@ class InputProcessor:
           TypeError: it is no form of prompt.
           InvalidRequestError: it is empty, or longer than the model's context.
         """
+        tokenized = await self.tokenize_part(prompt)
+        self.check_length(len(tokenized.token_ids))
+        return tokenized
+
+    async def tokenize_part(self, prompt: PromptType, *, is_first: bool = True) -> TokenizedPrompt:
+        """As `tokenize`, of a piece of a prompt: it may be empty, and only the first gets special tokens."""
         parsed = parse_prompt(prompt)
         if isinstance(parsed, TextPrompt):
-            tokenized = TokenizedPrompt(parsed.text, await self._encode(parsed))
+            if not is_first:
+                parsed = attrs.evolve(parsed, add_special_tokens=False)
+            tokenized = TokenizedPrompt(parsed.text, await self._encode(parsed), parsed.cache_salt)
         else:
-            tokenized = TokenizedPrompt(parsed.text, parsed.token_ids)
-        self._check_length(len(tokenized.token_ids))
+            tokenized = TokenizedPrompt(parsed.text, parsed.token_ids, parsed.cache_salt)
         self._check_vocabulary(tokenized.token_ids)
         return tokenized
 
@@ -87,7 +118,11 @@ class InputProcessor:
     def _tokenize_text(self, prompt: TextPrompt) -> list[int]:
         return self._tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
 
-    def _check_length(self, length: int) -> None:
+    def check_length(self, length: int) -> None:
+        """
+        Raises:
+          InvalidRequestError: a prompt of so many tokens is empty, or leaves no room for output.
+        """
         if length == 0:
             raise InvalidRequestError("The prompt is empty.", parameter="prompt")
         if length >= self._model.max_model_len:
@@ -99,31 +134,35 @@ class InputProcessor:
         )
 
     def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
-        highest = max(token_ids)
+        highest = max(token_ids, default=0)
         if highest >= self._model.vocab_size:
             raise InvalidRequestError(
                 f"token ids must be below the vocabulary's size of {self._model.vocab_size}, got {highest}.",
                 parameter="prompt",
             )
 
+    async def constraints(self, params: SamplingParams) -> TokenConstraints:
+        """What of `params` has to be tokenized. A checkpoint only where there is much of it.
+
+        Raises:
+          InvalidRequestError: thinking_token_budget is set and this engine has no reasoning configuration.
+        """
+        if sum(map(len, params.bad_words)) < _LONG_TEXT:
+            return self._constraints.make(params)
+        return await trio.to_thread.run_sync(self._constraints.make, params, limiter=self._tokenizing)
+
     def fit_params(self, params: SamplingParams, prompt_length: int) -> SamplingParams:
         """`params` with max_tokens set (None: the model's own limit, or all the room there is), checked.
 
         Raises:
-          InvalidRequestError: prompt and max_tokens together are more than the context holds, or a token id
-            is outside the vocabulary.
+          InvalidRequestError: prompt and max_tokens together are more than the context holds, more logprobs
+            are wanted than the engine allows, or a token id is outside the vocabulary.
         """
         room = self._model.max_model_len - prompt_length
-        if params.max_tokens is not None and params.max_tokens > room:
-            raise self._too_long(
-                f"{prompt_length} tokens of prompt and max_tokens={params.max_tokens} are "
-                f"{prompt_length + params.max_tokens}"
-            )
-        for field, token_ids in (
-            ("logit_bias", params.logit_bias or ()),
-            ("stop_token_ids", params.stop_token_ids),
-        ):
-            self._check_own_tokens(field, token_ids)
+        self.check_room(params.max_tokens or 0, prompt_length)
+        self._check_token_ids(params)
+        for field in ("logprobs", "prompt_logprobs"):
+            self._check_num_logprobs(field, getattr(params, field))
         if params.min_tokens > room:
             raise InvalidRequestError(
                 f"min_tokens must be at most {room} after this prompt, got {params.min_tokens}.",
@@ -133,10 +172,40 @@ class InputProcessor:
             return params
         return attrs.evolve(params, max_tokens=min(room, self._model.generation.max_new_tokens or room))
 
-    def _check_own_tokens(self, field: str, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            if token_id >= self._model.vocab_size:
+    def check_room(self, max_tokens: int, prompt_length: int) -> None:
+        """
+        Raises:
+          InvalidRequestError: prompt and `max_tokens` together are more than the context holds.
+        """
+        if prompt_length + max_tokens > self._model.max_model_len:
+            raise self._too_long(
+                f"{prompt_length} tokens of prompt and max_tokens={max_tokens} are "
+                f"{prompt_length + max_tokens}"
+            )
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.vocab_size
+
+    @property
+    def allows_all_logprobs(self) -> bool:
+        """A request may ask for those of the whole vocabulary."""
+        return self._max_logprobs >= self._model.vocab_size
+
+    def _check_num_logprobs(self, field: str, number: int | None) -> None:
+        if number is None or 0 <= number <= self._max_logprobs or (number < 0 and self.allows_all_logprobs):
+            return
+        raise InvalidRequestError(
+            f"{field} must be at most {self._max_logprobs}, this engine's max_logprobs, got {number}"
+            f"{' (all of the vocabulary)' if number < 0 else ''}.",
+            parameter=field,
+        )
+
+    def _check_token_ids(self, params: SamplingParams) -> None:
+        for field in ("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            highest = max(getattr(params, field) or (), default=0)
+            if highest >= self._model.vocab_size:
                 raise InvalidRequestError(
-                    f"{field} must name token ids below {self._model.vocab_size}, got {token_id}.",
+                    f"{field} must name token ids below {self._model.vocab_size}, got {highest}.",
                     parameter=field,
                 )

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trioserve.errors import ClosedError
+from trioserve.errors import ClosedError, InvalidRequestError
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
 from trioserve.link.columns import unpack_step
+from trioserve.link.messages import Refused
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from trioserve.link.columns import RequestUpdate
     from trioserve.link.messages import StepOutputs
@@ -53,7 +54,8 @@ class OutputProcessor:
         return len(self._channels)
 
     def register(self, channel: OutputChannel, sequence_ids: Mapping[int, Completion]) -> None:
-        """Route what comes for these sequences to `channel`, until `release`."""
+        """Route what comes for these sequences to `channel`, until `release`. Again for each of its rounds,
+        when the sequences of the one before have ended."""
         self._channels[channel] = list(sequence_ids)
         for sequence_id, completion in sequence_ids.items():
             self._sequences[sequence_id] = _Sequence(channel, completion)
@@ -66,7 +68,7 @@ class OutputProcessor:
             if sequence is not None:
                 unfinished.append(sequence_id)
                 self._end(sequence, FinishReason.ABORT)
-        if unfinished:  # for whoever still reads it, against all advice
+        if unfinished or channel.expects_input:  # for whoever still reads it, against all advice
             channel.watcher = None
             channel.fail(ClosedError("The request's scope has ended."))
         return unfinished
@@ -74,11 +76,18 @@ class OutputProcessor:
     def abort(self, request_id: str) -> list[int]:
         """End every request of that name with finish reason ABORT; its consumer gets what is there, and the
         end. Returns the sequences that the engine must abort."""
+        return self._abort_channels(channel for channel in self._channels if channel.request_id == request_id)
+
+    def abort_all(self) -> list[int]:
+        """`abort` of every request."""
+        return self._abort_channels(self._channels)
+
+    def _abort_channels(self, channels: Iterable[OutputChannel]) -> list[int]:
         aborted: list[int] = []
-        for channel, sequence_ids in self._channels.items():
-            if channel.request_id == request_id:
-                aborted += [number for number in sequence_ids if self._abort_sequence(number)]
-                channel.notify()
+        for channel in channels:
+            channel.was_aborted = True
+            aborted += [number for number in self._channels[channel] if self._abort_sequence(number)]
+            channel.notify()
         return aborted
 
     def _abort_sequence(self, sequence_id: int) -> bool:
@@ -94,16 +103,35 @@ class OutputProcessor:
         sequences, self._sequences = self._sequences, {}
         for sequence in sequences.values():
             self._end(sequence, FinishReason.ERROR)
-        for channel in {sequence.channel for sequence in sequences.values()}:
-            channel.fail(type(error)(*error.args))  # its own copy: each consumer adds to the traceback
+        for channel in self._channels:
+            if not channel.finished:
+                channel.fail(type(error)(*error.args))  # its own copy: each consumer adds to the traceback
 
-    def process(self, outputs: StepOutputs) -> list[int]:
-        """Take in a step. Returns the sequences that ended here and not in the engine (by a stop string, or
-        by an error of ours): the engine must abort them.
+    def process(self, message: StepOutputs | Refused) -> list[int]:
+        """Take in what the engine sent. Returns the sequences that ended here and not in the engine (by a
+        stop string, by an error of ours, by a refusal of another one of the same request): the engine must
+        abort them.
 
         Raises:
           MessageError: the step is malformed; nothing of it was taken in.
         """
+        return self._refuse(message) if isinstance(message, Refused) else self._process_step(message)
+
+    def _refuse(self, refused: Refused) -> list[int]:
+        """The request was wrong, as its consumer hears once, however many completions it has. It counts for
+        the metrics as little as one that was refused before the engine saw it."""
+        sequence = self._sequences.get(refused.request_id)
+        if sequence is None:
+            return []  # released meanwhile, or refused with another completion already
+        siblings = [
+            number
+            for number in self._channels[sequence.channel]
+            if self._sequences.pop(number, None) is not None and number != refused.request_id
+        ]
+        sequence.channel.fail(InvalidRequestError(refused.message, parameter=refused.parameter))
+        return siblings
+
+    def _process_step(self, outputs: StepOutputs) -> list[int]:
         updates = list(unpack_step(outputs))
         self._metrics.record_stats(outputs.stats)
         now = time.monotonic()
@@ -115,6 +143,8 @@ class OutputProcessor:
                 continue  # released while the step ran
             touched[sequence.channel] = None
             self._note_times(sequence, update, now)
+            if update.prompt_logprobs and sequence.channel.prompt_logprobs is not None:
+                sequence.channel.prompt_logprobs.push(update.prompt_logprobs)
             self._push(sequence.completion, update)
             if sequence.completion.finish_reason is not None:
                 del self._sequences[update.request_id]
@@ -147,9 +177,13 @@ class OutputProcessor:
         sequence.last_token_time = channel.last_token_time = now
 
     def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
-        self._metrics.record_finish(
-            reason,
-            len(sequence.channel.prompt_token_ids),
-            sequence.completion.num_tokens,
-            time.monotonic() - sequence.channel.arrival_time,
-        )
+        channel = sequence.channel
+        if channel.is_counted:
+            seconds = time.monotonic() - channel.arrival_time
+            self.count_end(reason, len(channel.prompt_token_ids), sequence.completion.num_tokens, seconds)
+
+    def count_end(
+        self, reason: FinishReason, num_prompt_tokens: int, num_generation_tokens: int, seconds: float
+    ) -> None:
+        """A request has ended, so long after it came: for the metrics."""
+        self._metrics.record_finish(reason, num_prompt_tokens, num_generation_tokens, seconds)

@@ -19,6 +19,8 @@ class TextPrompt:
     text: str
     add_special_tokens: bool = True
     """False where the text has them already, as a rendered chat template does."""
+    cache_salt: str | None = None
+    """Prefix cache blocks are shared only among requests with the same salt."""
 
 
 @attrs.frozen
@@ -28,10 +30,13 @@ class TokensPrompt:
     token_ids: Sequence[int]
     text: str | None = None
     """Shown as the output's `prompt`; not tokenized."""
+    cache_salt: str | None = None
+    """As of a TextPrompt."""
 
 
 PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
-"""Text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or one of the classes above."""
+"""Text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or one of the classes above. A dict may
+have a `cache_salt`, too."""
 
 
 def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
@@ -45,14 +50,14 @@ def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
         case TextPrompt():
             return prompt
         case TokensPrompt():
-            return TokensPrompt(_checked(prompt.token_ids), prompt.text)
+            return attrs.evolve(prompt, token_ids=_checked(prompt.token_ids))
         case str():
             return TextPrompt(prompt)
         case {"prompt_token_ids": token_ids, **rest}:
             shown = rest.get("prompt")
-            return TokensPrompt(_checked(token_ids), None if shown is None else str(shown))
-        case {"prompt": str(text)}:
-            return TextPrompt(text)
+            return TokensPrompt(_checked(token_ids), None if shown is None else str(shown), _salt(rest))
+        case {"prompt": str(text), **rest}:
+            return TextPrompt(text, cache_salt=_salt(rest))
         case Mapping():
             raise TypeError(
                 f"a prompt as a dict needs 'prompt' or 'prompt_token_ids', got keys {list(prompt)}"
@@ -60,6 +65,10 @@ def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
         case Sequence():
             return TokensPrompt(_checked(prompt))
     raise TypeError(f"a prompt is a string, a list of token ids or a dict, got {type(prompt).__name__}")
+
+
+def _salt(prompt: Mapping[Any, Any]) -> Any:
+    return prompt.get("cache_salt")
 
 
 def _checked(token_ids: Any) -> Sequence[int]:

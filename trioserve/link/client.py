@@ -18,6 +18,7 @@ from trioserve.link.messages import (
     Hello,
     MessageError,
     Ready,
+    Refused,
     StepOutputs,
     Utility,
     UtilityResult,
@@ -132,8 +133,8 @@ class EngineCoreClient:
             raise EngineGenerateError(f"{method}: {call.result.error}")
         return call.result.result
 
-    async def receive(self) -> StepOutputs:
-        """What the next step gave.
+    async def receive(self) -> StepOutputs | Refused:
+        """What the next step gave, or that a sequence is not run.
 
         Raises:
           EngineDeadError: the core is gone; from here on, every call says so.
@@ -141,7 +142,7 @@ class EngineCoreClient:
         while True:
             message = await self._receive()
             match message:
-                case StepOutputs():
+                case StepOutputs() | Refused():
                     return message
                 case UtilityResult():
                     self._answer(message)

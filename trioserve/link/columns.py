@@ -11,26 +11,17 @@ import attrs
 
 from trioserve.link.messages import LogprobColumns, MessageError, StepOutputs
 from trioserve.outputs import FinishReason
+from trioserve.worker.batch import LogprobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from trioserve.core.engine import StepResult
     from trioserve.core.stats import CoreStats
-    from trioserve.worker.batch import SampledToken
+    from trioserve.core.step_result import StepResult
 
-__all__ = ["RequestUpdate", "TokenLogprobRow", "pack_step", "unpack_step", "unpack_token_ids"]
+__all__ = ["RequestUpdate", "pack_step", "unpack_step", "unpack_token_ids"]
 
 _NO_STOP_TOKEN = -1
-
-
-@attrs.frozen(eq=False)
-class TokenLogprobRow:
-    """Logprobs of one position, the sampled token first (see `trioserve.worker.batch.SampledToken`)."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    ranks: Sequence[int]
 
 
 @attrs.frozen(eq=False)
@@ -42,8 +33,10 @@ class RequestUpdate:
     finish_reason: FinishReason | None
     stop_token_id: int | None
     num_cached_tokens: int
-    logprobs: Sequence[TokenLogprobRow] | None
+    logprobs: Sequence[LogprobRow] | None
     """One row per entry of `token_ids`; None where none were asked for."""
+    prompt_logprobs: Sequence[LogprobRow] = ()
+    """Of the prompt positions that follow those of the request's updates before; the first ever is 1."""
 
 
 def unpack_token_ids(data: bytes) -> array[int]:
@@ -53,6 +46,7 @@ def unpack_token_ids(data: bytes) -> array[int]:
 
 def pack_step(result: StepResult, stats: CoreStats) -> StepOutputs:
     """The message for what a step gave."""
+    prompt_rows = list(chain.from_iterable(result.prompt_logprobs))
     return StepOutputs(
         request_ids=array("q", result.request_ids).tobytes(),
         num_tokens=array("i", map(len, result.token_ids)).tobytes(),
@@ -62,20 +56,27 @@ def pack_step(result: StepResult, stats: CoreStats) -> StepOutputs:
             "i", [_NO_STOP_TOKEN if token is None else token for token in result.stop_token_ids]
         ).tobytes(),
         num_cached_tokens=array("i", result.num_cached_tokens).tobytes(),
-        logprobs=_pack_logprobs(list(chain.from_iterable(result.sampled))),
+        logprobs=_pack_logprobs([token.logprobs for token in chain.from_iterable(result.sampled)]),
+        num_prompt_logprobs=array("i", map(len, result.prompt_logprobs)).tobytes() if prompt_rows else b"",
+        prompt_logprobs=_pack_logprobs(prompt_rows),
         stats=stats,
     )
 
 
-def _pack_logprobs(tokens: Sequence[SampledToken]) -> LogprobColumns | None:
-    if not any(token.logprob_token_ids for token in tokens):
+def _pack_logprobs(rows: Sequence[LogprobRow | None]) -> LogprobColumns | None:
+    present = [row for row in rows if row is not None]
+    if not present:
         return None
     return LogprobColumns(
-        widths=array("i", [len(token.logprob_token_ids) for token in tokens]).tobytes(),
-        token_ids=array("i", chain.from_iterable(token.logprob_token_ids for token in tokens)).tobytes(),
-        logprobs=array("f", chain.from_iterable(token.logprobs for token in tokens)).tobytes(),
-        ranks=array("i", chain.from_iterable(token.ranks for token in tokens)).tobytes(),
+        widths=array("i", [0 if row is None else len(row.token_ids) for row in rows]).tobytes(),
+        token_ids=_pack("i", (row.token_ids for row in present)),
+        logprobs=_pack("f", (row.logprobs for row in present)),
+        ranks=_pack("i", (row.ranks for row in present)),
     )
+
+
+def _pack(typecode: str, columns: Iterable[Sequence[float]]) -> bytes:
+    return array(typecode, chain.from_iterable(columns)).tobytes()
 
 
 def unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
@@ -85,44 +86,61 @@ def unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
       MessageError: the columns do not fit together.
     """
     try:
-        token_ids = array("i", outputs.token_ids)
-        rows = None if outputs.logprobs is None else _unpack_logprobs(outputs.logprobs, len(token_ids))
-        columns = zip(
-            array("q", outputs.request_ids),
-            array("i", outputs.num_tokens),
-            outputs.finish_reasons,
-            array("i", outputs.stop_token_ids),
-            array("i", outputs.num_cached_tokens),
-            strict=True,
-        )
-        end = 0
-        for request_id, count, reason, stop_token_id, num_cached_tokens in columns:
-            start, end = end, end + count
-            if not start <= end <= len(token_ids):
-                raise ValueError(f"request {request_id} has tokens {start} to {end} of {len(token_ids)}")
-            own_rows = None if rows is None or not count else rows[start:end]
-            yield RequestUpdate(
-                request_id=request_id,
-                token_ids=token_ids[start:end],
-                finish_reason=FinishReason(reason) if reason else None,
-                stop_token_id=None if stop_token_id == _NO_STOP_TOKEN else stop_token_id,
-                num_cached_tokens=num_cached_tokens,
-                logprobs=None if own_rows is None or not own_rows[0].token_ids else own_rows,
-            )
+        yield from _unpack_step(outputs)
     except ValueError as error:
         raise MessageError(f"StepOutputs: {error}") from error
 
 
-def _unpack_logprobs(columns: LogprobColumns, num_tokens: int) -> list[TokenLogprobRow]:
-    ends = list(accumulate(array("i", columns.widths), initial=0))
+def _unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
+    request_ids = array("q", outputs.request_ids)
+    num_tokens = array("i", outputs.num_tokens)
+    token_ids = array("i", outputs.token_ids)
+    columns = zip(
+        request_ids,
+        _slices(num_tokens, len(token_ids)),
+        outputs.finish_reasons,
+        array("i", outputs.stop_token_ids),
+        array("i", outputs.num_cached_tokens),
+        _prompt_rows(outputs, len(request_ids)),
+        strict=True,
+    )
+    rows = None if outputs.logprobs is None else _unpack_logprobs(outputs.logprobs, len(token_ids))
+    for request_id, own, reason, stop_token_id, num_cached_tokens, prompt_rows in columns:
+        own_rows = None if rows is None else rows[own]
+        yield RequestUpdate(
+            request_id=request_id,
+            token_ids=token_ids[own],
+            finish_reason=FinishReason(reason) if reason else None,
+            stop_token_id=None if stop_token_id == _NO_STOP_TOKEN else stop_token_id,
+            num_cached_tokens=num_cached_tokens,
+            logprobs=own_rows if own_rows and own_rows[0].token_ids else None,
+            prompt_logprobs=prompt_rows,
+        )
+
+
+def _prompt_rows(outputs: StepOutputs, num_requests: int) -> Iterable[Sequence[LogprobRow]]:
+    if outputs.prompt_logprobs is None:
+        return [()] * num_requests
+    counts = array("i", outputs.num_prompt_logprobs)
+    rows = _unpack_logprobs(outputs.prompt_logprobs, sum(counts))
+    return [rows[own] for own in _slices(counts, len(rows))]
+
+
+def _slices(counts: Sequence[int], total: int) -> list[slice]:
+    """Consecutive ones of these lengths, which must cover `total` entries."""
+    ends = list(accumulate(counts, initial=0))
+    if ends[-1] != total or any(count < 0 for count in counts):
+        raise ValueError(f"{list(counts)} entries are not {total}")
+    return [slice(start, end) for start, end in pairwise(ends)]
+
+
+def _unpack_logprobs(columns: LogprobColumns, num_tokens: int) -> list[LogprobRow]:
+    widths = array("i", columns.widths)
     token_ids, logprobs, ranks = (
         array("i", columns.token_ids),
         array("f", columns.logprobs),
         array("i", columns.ranks),
     )
-    if not (len(ends) == num_tokens + 1 and ends[-1] == len(token_ids) == len(ranks) == len(logprobs)):
+    if not (len(widths) == num_tokens and len(token_ids) == len(ranks) == len(logprobs)):
         raise ValueError(f"the logprobs of {num_tokens} tokens do not fit together")
-    return [
-        TokenLogprobRow(token_ids[start:end], logprobs[start:end], ranks[start:end])
-        for start, end in pairwise(ends)
-    ]
+    return [LogprobRow(token_ids[own], logprobs[own], ranks[own]) for own in _slices(widths, len(token_ids))]

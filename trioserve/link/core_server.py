@@ -3,8 +3,13 @@
     core nursery
     ├─ writer       queued messages -> socket
     ├─ step thread  computes
-    ├─ reader       Add / Abort / Utility -> EngineCore, at once
-    └─ step loop    schedule -> execute (in the thread) -> finish -> StepOutputs
+    ├─ grammars     compiles, in a thread
+    └─ connection
+       ├─ reader     Add / Abort -> EngineCore, at once
+       ├─ step loop  schedule -> execute (in the thread) -> finish
+       │             meanwhile: StepOutputs of the step before, plan of the next
+       ├─ an Add that waits for its grammar, each
+       └─ a Utility call, each
 
 The connection is the scope of every request that came over it: when it ends, so does all of this.
 """
@@ -12,16 +17,23 @@ The connection is the scope of every request that came over it: when it ends, so
 from __future__ import annotations
 
 import logging
+import math
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
+import attrs
 import trio
 
-from trioserve.core.engine import CoreRequest, EngineCore, StepResult
-from trioserve.errors import TrioserveError
+from trioserve.core.engine import EngineCore
+from trioserve.core.request import CoreRequest
+from trioserve.core.step_result import StepResult
+from trioserve.errors import InvalidRequestError, TrioserveError
 from trioserve.link.client import config_hash
 from trioserve.link.columns import pack_step, unpack_token_ids
+from trioserve.link.controls import Controls
+from trioserve.link.grammar_compiler import GrammarCompiler
 from trioserve.link.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -30,6 +42,7 @@ from trioserve.link.messages import (
     Hello,
     MessageError,
     Ready,
+    Refused,
     Utility,
     UtilityResult,
 )
@@ -38,9 +51,9 @@ from trioserve.nurseries import ungrouped
 from trioserve.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trioserve.link.message_stream import MessageStream
+    from trioserve.structured_outputs import StructuredOutputsParams
+    from trioserve.worker.grammar import GrammarMatcher
     from trioserve.worker.model_runner import ModelRunner
 
 __all__ = ["serve_core"]
@@ -88,34 +101,40 @@ async def _serve(stream: MessageStream) -> None:
         return
     if not isinstance(hello, Hello):
         raise MessageError(f"expected Hello, got {type(hello).__name__}")
-    async with StepThread.open() as thread:
-        server = await _start(stream, thread, hello)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(server.run_steps)
-            await server.read_messages()
-            nursery.cancel_scope.cancel()
+    _check_version(hello)
+    with ExitStack() as closing:
+        async with (
+            StepThread.open() as thread,
+            GrammarCompiler.open(hello.model, hello.config.structured_outputs) as grammars,
+        ):
+            started = time.perf_counter()
+            num_blocks, runner = await thread.run(_load, hello)
+            closing.callback(runner.close)  # once the thread has ended
+            core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
+            seconds = time.perf_counter() - started
+            stream.send_nowait(_ready(hello, num_blocks, num_blocks * runner.bytes_per_block, seconds))
+            controls = Controls(core, thread, runner, num_blocks)
+            await _Connection(stream, thread, runner, grammars, controls).serve()
 
 
-async def _start(stream: MessageStream, thread: StepThread, hello: Hello) -> _CoreServer:
+def _check_version(hello: Hello) -> None:
     if hello.protocol != PROTOCOL_VERSION or hello.version != __version__:
         raise MessageError(
             f"the client is version {hello.version} (protocol {hello.protocol}), "
             f"the engine core is {__version__} (protocol {PROTOCOL_VERSION})"
         )
-    started = time.perf_counter()
-    num_blocks, runner = await thread.run(_load, hello)
-    core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
-    ready = Ready(
+
+
+def _ready(hello: Hello, num_blocks: int, kv_cache_bytes: int, load_seconds: float) -> Ready:
+    return Ready(
         protocol=PROTOCOL_VERSION,
         version=__version__,
         config_hash=config_hash(hello.config, hello.model),
         num_blocks=num_blocks,
         block_size=hello.config.cache.block_size,
-        kv_cache_bytes=num_blocks * runner.bytes_per_block,
-        load_seconds=time.perf_counter() - started,
+        kv_cache_bytes=kv_cache_bytes,
+        load_seconds=load_seconds,
     )
-    stream.send_nowait(ready)
-    return _CoreServer(stream, thread, core)
 
 
 def _load(hello: Hello) -> tuple[int, ModelRunner]:
@@ -125,66 +144,134 @@ def _load(hello: Hello) -> tuple[int, ModelRunner]:
     from trioserve.worker.model_runner import ModelRunner  # noqa: PLC0415
 
     runner = ModelRunner(hello.model, hello.config)
-    num_blocks = num_kv_blocks(runner.bytes_per_block, hello.config, hello.model)
+    num_blocks = num_kv_blocks(runner.layout, runner.bytes_per_block, hello.config, hello.model)
     runner.allocate_kv_cache(num_blocks)
     return num_blocks, runner
 
 
-class _CoreServer:
-    def __init__(self, stream: MessageStream, thread: StepThread, core: EngineCore) -> None:
+class _Connection:
+    """Everything that came over one link, until that ends."""
+
+    def __init__(
+        self,
+        stream: MessageStream,
+        thread: StepThread,
+        runner: ModelRunner,
+        grammars: GrammarCompiler,
+        controls: Controls,
+    ) -> None:
         self._stream = stream
         self._thread = thread
-        self._core = core
+        self._core = controls.core
+        self._runner = runner
+        self._grammars = grammars
+        self._controls = controls
         self._wake_steps = trio.Event()
-        self._utilities: dict[str, Callable[..., Any]] = {
-            "ping": lambda: True,
-            "reset_prefix_cache": core.reset_prefix_cache,
-        }
+        # Sequences that wait for their grammar; each has a task, which its scope ends.
+        self._waiting_for_grammar: dict[int, trio.CancelScope] = {}
 
-    async def read_messages(self) -> None:
+    async def serve(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run_steps)
+            await self._read_messages(nursery)
+            nursery.cancel_scope.cancel()
+
+    async def _read_messages(self, nursery: trio.Nursery) -> None:
         """Apply each message as it comes, also while a step runs; ends with the stream."""
         while (message := await self._stream.receive()) is not None:
             match message:
                 case Add():
-                    self._add(message)
+                    self._receive_add(message, nursery)
                 case Abort():
-                    self._core.abort(message.request_ids)
-                    self._send_stats_if_changed()
+                    self._abort(message.request_ids)
                 case Utility():
-                    self._stream.send_nowait(self._call(message))
+                    nursery.start_soon(self._answer, message)
                 case _:
                     raise MessageError(f"unexpected {type(message).__name__}")
             self._wake_steps.set()
 
-    def _add(self, add: Add) -> None:
+    # Requests
+
+    def _receive_add(self, add: Add, nursery: trio.Nursery) -> None:
+        grammar = None
         try:
-            self._core.add(_to_core_request(add))
-        except ValueError as error:  # the frontend let it through: this request's failure, nobody else's
+            self._runner.check_params(add.params)
+            if add.params.structured_outputs is not None:
+                grammar = self._grammars.try_get(add.params.structured_outputs)
+                if grammar is None:
+                    scope = self._waiting_for_grammar[add.request_id] = trio.CancelScope()
+                    nursery.start_soon(self._add_with_grammar, add, add.params.structured_outputs, scope)
+                    return
+        except InvalidRequestError as error:
+            self._refuse(add, error)
+            return
+        self._add(add, grammar)
+
+    async def _add_with_grammar(
+        self, add: Add, params: StructuredOutputsParams, scope: trio.CancelScope
+    ) -> None:
+        deadline = trio.current_time() + (math.inf if add.time_left is None else add.time_left)
+        try:
+            with scope:
+                grammar = await self._grammars.compile(params)
+                left = deadline - trio.current_time()
+                self._add(attrs.evolve(add, time_left=None if math.isinf(left) else left), grammar)
+        except InvalidRequestError as error:
+            self._refuse(add, error)
+        finally:
+            del self._waiting_for_grammar[add.request_id]
+        self._wake_steps.set()
+
+    def _add(self, add: Add, grammar: GrammarMatcher | None) -> None:
+        try:
+            self._core.add(_to_core_request(add, grammar))
+        except ValueError as error:  # the frontend let it through
             log.error("request %d cannot be run: %s", add.request_id, error)
-            self._send(StepResult.failure(add.request_id))
+            self._refuse(add, InvalidRequestError(f"The request cannot be run: {error}."))
 
-    def _call(self, call: Utility) -> UtilityResult:
-        method = self._utilities.get(call.method)
-        if method is None:
-            return UtilityResult(call_id=call.call_id, error=f"there is no method {call.method!r}")
+    def _refuse(self, add: Add, error: InvalidRequestError) -> None:
+        self._stream.send_nowait(
+            Refused(request_id=add.request_id, message=str(error), parameter=error.parameter)
+        )
+
+    def _abort(self, request_ids: list[int]) -> None:
+        for request_id in request_ids:
+            if (scope := self._waiting_for_grammar.get(request_id)) is not None:
+                scope.cancel()
+        self._core.abort(request_ids)
+        self._controls.between_steps.notify()
+        self._send_stats_if_changed()
+
+    async def _answer(self, call: Utility) -> None:
+        result = error = None
         try:
-            return UtilityResult(call_id=call.call_id, result=method(*call.args))
-        except TypeError as error:  # wrong arguments are the caller's fault
-            return UtilityResult(call_id=call.call_id, error=str(error))
+            result = await self._controls.call(call.method, call.args)
+        except (TypeError, ValueError, TrioserveError) as caught:  # this caller's fault or misfortune
+            error = str(caught)
+        self._wake_steps.set()
+        self._send(StepResult())
+        self._stream.send_nowait(UtilityResult(call_id=call.call_id, result=result, error=error))
 
-    async def run_steps(self) -> None:
+    # Steps
+
+    async def _run_steps(self) -> None:
         """Step while there is work, and sleep while there is none; runs until cancelled."""
         while True:
             self._wake_steps = trio.Event()
             plan = self._core.schedule()
             if plan is None:
-                self._send_stats_if_changed()
+                self._send_result()
                 await self._wake_steps.wait()
                 continue
-            sampled = await self._thread.run(self._core.execute, plan)
-            await self._let_reader_catch_up()
-            self._send(self._core.finish(plan, sampled))
+            job = self._thread.start(self._core.execute, plan)
+            # While it runs: report the step before, and decide what can be decided of the next.
+            self._send_result()
+            self._core.plan_ahead()
             await self._stream.wait_room()
+            outputs = await job.wait()
+            await self._let_reader_catch_up()
+            self._core.finish(plan, outputs)
+            self._controls.between_steps.arrive()
 
     @staticmethod
     async def _let_reader_catch_up() -> None:
@@ -194,22 +281,39 @@ class _CoreServer:
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
 
+    def _send_result(self) -> None:
+        result = self._core.take_result()
+        for failure in result.failures:
+            log.error("%s", failure)
+        if result.request_ids or self._core.stats_changed:
+            self._send(result)
+
     def _send_stats_if_changed(self) -> None:
         """Aborts and ends change the counts without a step: the gauges must fall all the same."""
         if self._core.stats_changed:
             self._send(StepResult())
 
     def _send(self, result: StepResult) -> None:
-        self._stream.send_nowait(pack_step(result, self._core.take_stats()))
+        stats = self._core.take_stats()
+        if self._waiting_for_grammar or self._controls.sleep_level:
+            stats = attrs.evolve(
+                stats,
+                num_waiting=stats.num_waiting + len(self._waiting_for_grammar),
+                sleep_level=self._controls.sleep_level,
+            )
+        self._stream.send_nowait(pack_step(result, stats))
 
 
-def _to_core_request(add: Add) -> CoreRequest:
+def _to_core_request(add: Add, grammar: GrammarMatcher | None) -> CoreRequest:
     return CoreRequest(
         request_id=add.request_id,
         prompt_token_ids=unpack_token_ids(add.prompt_token_ids).tolist(),
         params=add.params,
+        constraints=add.constraints,
         seed=add.seed,
         streams=add.streams,
         priority=add.priority,
+        deadline=math.inf if add.time_left is None else time.monotonic() + add.time_left,
+        grammar=grammar,
         cache_salt=add.cache_salt,
     )

@@ -17,7 +17,7 @@ import trio
 from trioserve.link.message_stream import MessageStream
 from trioserve.link.parent_watch import dies_with_parent
 
-__all__ = ["main"]
+__all__ = ["keep_openmp_from_spinning", "main"]
 
 
 async def _serve(link: socket.socket) -> bool:
@@ -31,7 +31,7 @@ async def _serve(link: socket.socket) -> bool:
         stream.close()
 
 
-def _keep_openmp_from_spinning() -> None:
+def keep_openmp_from_spinning() -> None:
     """OpenMP's threads spin while they wait for each other: milliseconds, by default. Where one of them has
     lost its processor to somebody else (the API process, for one), a step then takes twenty times as long.
     5,000 turns cost a tenth to a fifth of the speed on an idle machine (docs/performance.md). Before torch is
@@ -42,7 +42,7 @@ def _keep_openmp_from_spinning() -> None:
 
 def main() -> int:
     """Serve until the link ends. Returns the exit code: 0 after an orderly end, 1 after a failure."""
-    _keep_openmp_from_spinning()
+    keep_openmp_from_spinning()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link = socket.socket(fileno=int(sys.argv[1]))

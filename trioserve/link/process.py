@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.link.messages import Ready
 
-__all__ = ["EngineProcess", "open_process_client"]
+__all__ = ["EngineProcess", "describe_exit", "open_process_client"]
 
 _SHUTDOWN_GRACE = 0.25
 """Seconds between closing the link and SIGKILL. An idle core needs some milliseconds; one in the middle of a
@@ -34,18 +34,18 @@ _REAP_TIMEOUT = 10.0
 
 
 class EngineProcess:
-    """The child, from its start until it has been reaped.
+    """The child (`python -m MODULE FD`, with its end of a socket), from its start until it has been reaped.
 
     It is started by `subprocess.Popen` in the loop's own thread, which blocks for a few milliseconds: trio
     would fork in a worker thread, and a parent-death signal follows the thread that forked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "trioserve.link.engine_process") -> None:
         near, far = socket.socketpair()
         with far:
             try:
                 self._child = subprocess.Popen(
-                    [sys.executable, "-m", "trioserve.link.engine_process", str(far.fileno())],
+                    [sys.executable, "-m", module, str(far.fileno())],
                     stdin=subprocess.DEVNULL,
                     stdout=2,  # the parent's stdout may carry somebody's data
                     pass_fds=[far.fileno()],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
 import outcome
@@ -14,16 +14,32 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-__all__ = ["StepThread"]
+__all__ = ["Job", "StepThread"]
 
 T = TypeVar("T")
 
 
 @attrs.define(eq=False)
-class _Job:
-    call: Callable[[], object]
-    done: trio.Event = attrs.Factory(trio.Event)
-    result: outcome.Outcome[object] | None = None
+class Job(Generic[T]):
+    """A call that runs, or will run, in the thread."""
+
+    _call: Callable[[], T]
+    _done: trio.Event = attrs.Factory(trio.Event)
+    _result: outcome.Outcome[T] | None = None
+
+    def run(self) -> None:
+        """In the thread; `finished` is to be called afterwards, in trio's."""
+        self._result = outcome.capture(self._call)
+
+    def finished(self) -> None:
+        self._done.set()
+
+    async def wait(self) -> T:
+        """Its result, or what it raised. Cancelling stops the waiting, not the call; the thread's owner waits
+        for its end."""
+        await self._done.wait()
+        assert self._result is not None
+        return self._result.unwrap()
 
 
 class StepThread:
@@ -35,25 +51,24 @@ class StepThread:
     """
 
     def __init__(self) -> None:
-        # Bound: one job per task that waits in `run`; the step loop is the only one.
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # Bound: the step loop has one job at a time, and a control that runs between steps one.
+        self._jobs: queue.SimpleQueue[Job[object] | None] = queue.SimpleQueue()
         self._token = trio.lowlevel.current_trio_token()
 
-    async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Call `function(*args)` in the thread and wait for its result.
+    def start(self, function: Callable[..., T], *args: object) -> Job[T]:
+        """Let the thread call `function(*args)`, after what it was given before. Not a checkpoint."""
+        job = Job(lambda: function(*args))
+        self._jobs.put(job)  # type: ignore[arg-type]  # what a job gives is of no interest to the thread
+        return job
 
-        Cancelling stops the waiting, not the call; the thread's owner waits for its end.
-        """
-        job = _Job(lambda: function(*args))
-        self._jobs.put(job)
-        await job.done.wait()
-        assert job.result is not None
-        return job.result.unwrap()  # type: ignore[return-value]  # the call's own result
+    async def run(self, function: Callable[..., T], *args: object) -> T:
+        """Start a call and wait for its result, as `Job.wait` does."""
+        return await self.start(function, *args).wait()
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job.result = outcome.capture(job.call)
-            self._token.run_sync_soon(job.done.set)
+            job.run()
+            self._token.run_sync_soon(job.finished)
 
     @classmethod
     @asynccontextmanager

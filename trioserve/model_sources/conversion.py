@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from trioserve.model_sources.cache import cache_root, publish_directory
 from trioserve.model_sources.digests import file_digest
+from trioserve.model_sources.gguf_architectures import architecture_of
 from trioserve.model_sources.gguf_header import read_header
-from trioserve.model_sources.gguf_llama import hugging_face_architecture
 from trioserve.model_sources.helper_process import call_helper
 from trioserve.model_sources.servable import check_architecture
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["convert_gguf"]
 
-_FORMAT = 1
+_FORMAT = 2
 """Counts up when the same file would be converted into something else."""
 
 
@@ -36,8 +36,8 @@ def convert_gguf(path: Path, dtype: DType, progress: Progress) -> Path:
     target = cache_root() / "converted" / f"{file_digest(path, progress)}-{dtype}-v{_FORMAT}"
     if target.is_dir():
         return target
-    architecture = hugging_face_architecture(read_header(path), where=str(path))
-    check_architecture(architecture, where=str(path))
+    architecture = architecture_of(read_header(path), where=str(path))
+    check_architecture(architecture.name, where=str(path))
     progress.note(f"Converting {path.name} to {dtype}, once.")
     with publish_directory(target) as partial:
         call_helper(

@@ -7,17 +7,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
+from trioserve.model_sources.gguf_architecture import GgufArchitecture
+from trioserve.model_sources.gguf_architectures import architecture_of
 from trioserve.model_sources.gguf_header import GgufHeader, read_header
-from trioserve.model_sources.gguf_llama import (
-    ROPE_FACTORS,
-    hugging_face_architecture,
-    hugging_face_name,
-    llama_config,
-    restore_row_order,
-)
-from trioserve.model_sources.gguf_rope import rope_scaling
-from trioserve.model_sources.gguf_vocabulary import Vocabulary, build_tokenizer, tokenizer_config
+from trioserve.model_sources.gguf_rope import ROPE_FACTORS, rope_scaling
+from trioserve.model_sources.gguf_tokenizer import build_tokenizer, tokenizer_config
+from trioserve.model_sources.gguf_vocabulary import Vocabulary
 from trioserve.model_sources.gguf_weights import GgufWeights
 from trioserve.model_sources.helper_process import run_helper
 from trioserve.model_sources.safetensors_writer import write_safetensors
@@ -44,45 +42,52 @@ def convert(source: Path, target: Path, dtype: DType) -> None:
       ModelNotSupportedError: it holds something that cannot be converted.
     """
     header = read_header(source)
-    hugging_face_architecture(header, where=str(source))
+    model = _Model(header, architecture_of(header, where=str(source)), GgufWeights(source))
     vocabulary = Vocabulary(header.metadata)
-    weights = GgufWeights(source)
-    config = _config(header, weights, dtype) | _token_ids(vocabulary)
+    token_ids = _token_ids(vocabulary, model.architecture)
+    config = model.config() | {"dtype": dtype} | token_ids
     _write_json(target / "config.json", config)
-    _write_json(target / "generation_config.json", _token_ids(vocabulary))
+    _write_json(target / "generation_config.json", token_ids)
     _write_json(target / "tokenizer_config.json", tokenizer_config(vocabulary))
-    build_tokenizer(vocabulary, source).save(str(target / "tokenizer.json"))
-    _write_weights(header, weights, config, target / "model.safetensors")
+    build_tokenizer(vocabulary).save(str(target / "tokenizer.json"))
+    model.write_weights(config, target / "model.safetensors")
 
 
-def _config(header: GgufHeader, weights: GgufWeights, dtype: DType) -> dict[str, Any]:
-    config = llama_config(header)
-    factors = header.tensors.get(ROPE_FACTORS)
-    divisors = None if factors is None else weights.load(factors).tolist()
-    config["rope_scaling"] = rope_scaling(header, config, divisors)
-    config["dtype"] = dtype
-    return config
+@attrs.frozen
+class _Model:
+    """An open file."""
+
+    header: GgufHeader
+    architecture: GgufArchitecture
+    weights: GgufWeights
+
+    def config(self) -> dict[str, Any]:
+        """config.json, but for dtype and token ids."""
+        config = {"architectures": [self.architecture.name], **self.architecture.make_config(self.header)}
+        factors = self.header.tensors.get(ROPE_FACTORS)
+        divisors = None if factors is None else self.weights.load(factors).tolist()
+        return config | {"rope_scaling": rope_scaling(self.header, config, divisors)}
+
+    def write_weights(self, config: Mapping[str, Any], path: Path) -> None:
+        """One tensor after the other: the largest is the most that is in memory. config: config.json."""
+        sources = (entry for entry in self.header.tensors.values() if entry.name != ROPE_FACTORS)
+        entries = {self.architecture.hugging_face_name(entry.name): entry for entry in sources}
+
+        def load(name: str) -> NDArray[np.float32]:
+            entry = entries[name]
+            return self.architecture.restored(entry.name, self.weights.load(entry), config)
+
+        shapes = {name: entry.shape for name, entry in entries.items()}
+        write_safetensors(path, config["dtype"], shapes, load)
 
 
-def _token_ids(vocabulary: Vocabulary) -> dict[str, Any]:
+def _token_ids(vocabulary: Vocabulary, architecture: GgufArchitecture) -> dict[str, Any]:
     ids = {
         "bos_token_id": vocabulary.token_id("bos"),
-        "eos_token_id": vocabulary.end_ids or None,
+        "eos_token_id": vocabulary.end_ids(architecture.end_tokens) or None,
         "pad_token_id": vocabulary.token_id("padding"),
     }
     return {name: value for name, value in ids.items() if value is not None}
-
-
-def _write_weights(header: GgufHeader, weights: GgufWeights, config: Mapping[str, Any], path: Path) -> None:
-    sources = (entry for entry in header.tensors.values() if entry.name != ROPE_FACTORS)
-    entries = {hugging_face_name(entry.name): entry for entry in sources}
-
-    def load(name: str) -> NDArray[np.float32]:
-        entry = entries[name]
-        return restore_row_order(entry.name, weights.load(entry), config)
-
-    shapes = {name: entry.shape for name, entry in entries.items()}
-    write_safetensors(path, config["dtype"], shapes, load)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

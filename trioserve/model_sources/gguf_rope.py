@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from trioserve.model_sources.gguf_header import GgufHeader
 
-__all__ = ["llama3_divisors", "rope_scaling"]
+__all__ = ["ROPE_FACTORS", "llama3_divisors", "rope_scaling"]
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""Not a weight: one divisor for each rotary frequency, from which the config's rope_scaling is told."""
 
 _LLAMA3 = {
     "low_freq_factor": 1.0,

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GgufWeights"]
 
+_PIECE = 2**20
+"""Elements dequantized at a time: `gguf` makes several copies on the way."""
+
 
 class GgufWeights:
     """The tensors of one file, mapped into memory: only what is asked for is read."""
@@ -37,15 +40,19 @@ class GgufWeights:
         kind = _quantization_of(entry)
         block, block_bytes = GGML_QUANT_SIZES[kind]
         row_bytes = entry.shape[-1] // block * block_bytes
-        size = math.prod(entry.shape[:-1]) * row_bytes
-        raw = self._data[entry.offset : entry.offset + size]
-        if len(raw) != size:
+        rows = math.prod(entry.shape[:-1])
+        raw = self._data[entry.offset : entry.offset + rows * row_bytes]
+        if len(raw) != rows * row_bytes:
             raise ModelSourceError(f"The file is cut off: the tensor {entry.name} is not all there.")
+        values = np.empty((rows, entry.shape[-1]), np.float32)
+        step = max(1, _PIECE // entry.shape[-1])
         try:
-            values = dequantize(raw.reshape(*entry.shape[:-1], row_bytes), kind)
+            for start in range(0, rows, step):
+                piece = raw[start * row_bytes : (start + step) * row_bytes].reshape(-1, row_bytes)
+                values[start : start + step] = dequantize(piece, kind)
         except NotImplementedError:
             raise _unknown_quantization(entry, kind.name) from None
-        return np.ascontiguousarray(values, dtype=np.float32).reshape(entry.shape)
+        return values.reshape(entry.shape)
 
 
 def _quantization_of(entry: TensorEntry) -> GGMLQuantizationType:

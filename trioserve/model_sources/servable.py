@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trioserve.errors import ModelNotSupportedError
@@ -55,9 +55,20 @@ def _architecture_of(config: Mapping[str, Any], where: str) -> str:
 def _check_rope(config: Mapping[str, Any], where: str) -> None:
     # transformers wrote rope_scaling up to version 4 and writes rope_parameters since; old files say `type`.
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type")) if isinstance(rope, Mapping) else rope
-    if kind not in {None, "none", *_ROPE_TYPES}:
-        raise ModelNotSupportedError(
-            f"{where} scales its rotary embeddings by {kind!r}, which is not supported. "
-            f"Supported are: {', '.join(_ROPE_TYPES)}."
-        )
+    for kind in _rope_types(rope):
+        if kind not in {None, "none", *_ROPE_TYPES}:
+            raise ModelNotSupportedError(
+                f"{where} scales its rotary embeddings by {kind!r}, which is not supported. "
+                f"Supported are: {', '.join(_ROPE_TYPES)}."
+            )
+
+
+def _rope_types(rope: object) -> Iterator[object]:
+    """One; or one for each kind of layer (`full_attention` and so on)."""
+    if not isinstance(rope, Mapping):
+        yield rope
+        return
+    yield rope.get("rope_type", rope.get("type"))
+    for nested in rope.values():
+        if isinstance(nested, Mapping):
+            yield from _rope_types(nested)

@@ -18,12 +18,18 @@ class AttentionContext(Protocol):
     """The attention of one step: knows which token belongs to which sequence, and where its pages are."""
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
     ) -> torch.Tensor:
-        """Store the step's keys and values in the layer's cache; attend causally over each whole sequence.
+        """Store the step's keys and values in the layer's cache; attend causally over each sequence, as far
+        back as the layer sees.
 
-        query: [T, heads, head_dim]; key, value: [T, kv_heads, head_dim]; kv_cache: one layer's, in the
-        backend's own layout. Returns [T, heads, head_dim] of query's dtype.
+        layer: its index; query: [T, heads, head_dim]; key, value: [T, kv_heads, head_dim]; kv_cache: the
+        layer's, in the backend's own layout. Returns [T, heads, head_dim] of query's dtype.
         """
         ...
 

@@ -72,29 +72,37 @@ class Linear:
 
 
 class Embedding:
-    """A row of numbers per token id."""
+    """A row of numbers per token id, times `scale`, which is rounded to the dtype first."""
 
-    def __init__(self, num_rows: int, width: int, *, dtype: torch.dtype) -> None:
+    def __init__(self, num_rows: int, width: int, *, scale: float, dtype: torch.dtype) -> None:
         self.weight = torch.empty(num_rows, width, dtype=dtype)
+        self._scale = torch.tensor(scale, dtype=dtype).item()
 
     def weights(self, prefix: str) -> dict[str, torch.Tensor]:
         return {f"{prefix}weight": self.weight}
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> [T, width]."""
-        return torch.nn.functional.embedding(token_ids, self.weight)
+        rows = torch.nn.functional.embedding(token_ids, self.weight)
+        return rows if self._scale == 1.0 else rows * self._scale
 
 
 class RMSNorm:
-    """`trioserve_kernels.reference.rms_norm` with its weight."""
+    """`trioserve_kernels.reference.rms_norm` with its weight, to which `offset` is added."""
 
-    def __init__(self, width: int, epsilon: float, *, dtype: torch.dtype) -> None:
+    def __init__(self, width: int, epsilon: float, *, offset: float, dtype: torch.dtype) -> None:
         self._weight = torch.empty(width, dtype=dtype)
         self._epsilon = epsilon
+        self._offset = offset
+        self._scale = torch.empty(0)
+        """Offset and weight, once packed: fp32, since 1 + weight has no room in bfloat16."""
 
     def weights(self, prefix: str) -> dict[str, torch.Tensor]:
         return {f"{prefix}weight": self._weight}
 
+    def pack(self) -> None:
+        self._scale = self._weight.float() + self._offset
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[..., width] -> [..., width]."""
-        return kernels.rms_norm(x, self._weight, self._epsilon)
+        return kernels.rms_norm(x, self._scale, self._epsilon)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["SUPPORTED", "load_class"]
 
 SUPPORTED: dict[str, str] = {
+    "Gemma3ForCausalLM": "trioserve.models.gemma3:Gemma3ForCausalLM",
     "LlamaForCausalLM": "trioserve.models.llama:LlamaForCausalLM",
+    "Qwen2ForCausalLM": "trioserve.models.qwen2:Qwen2ForCausalLM",
 }
 """Architecture, as in config.json's `architectures` -> "module:class". Reading it imports no torch."""
 

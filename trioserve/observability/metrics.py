@@ -9,17 +9,15 @@ Names are vLLM's with the prefix `trioserve:`. Counters are exposed with the suf
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
+from trioserve.observability.histogram import Histogram, one_two_five
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -43,13 +41,26 @@ _REQUEST = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0,
     30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+"""vLLM's names, by sleep level. (At level 1, ours keeps the weights where they are.)"""
 _ITERATION = tuple(float(bound) for bound in (1, *(2**power for power in range(3, 15))))
+
+
+class CacheChanges(Protocol):
+    """See `trioserve.core.stats.CacheEvents`."""
+
+    @property
+    def num_stored(self) -> int: ...
+    @property
+    def num_evicted(self) -> int: ...
+    @property
+    def num_resets(self) -> int: ...
 
 
 class StepStats(Protocol):
     """What `EngineMetrics.record_stats` reads: an engine core's state after a step.
 
-    The first three are levels; the others are what was added since the stats before.
+    The first four are levels; the others are what was added since the stats before.
     """
 
     @property
@@ -58,6 +69,8 @@ class StepStats(Protocol):
     def num_waiting(self) -> int: ...
     @property
     def kv_cache_usage(self) -> float: ...
+    @property
+    def sleep_level(self) -> int: ...
     @property
     def num_preemptions(self) -> int: ...
     @property
@@ -68,40 +81,16 @@ class StepStats(Protocol):
     def num_prompt_tokens(self) -> int: ...
     @property
     def num_generation_tokens(self) -> int: ...
-
-
-def _one_two_five(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, ... up to `limit`."""
-    bounds = []
-    power = 1
-    while power <= limit:
-        bounds += [float(power * step) for step in (1, 2, 5) if power * step <= limit]
-        power *= 10
-    return tuple(bounds)
-
-
-class _Histogram:
-    """Counts per bucket: `counts[i]` is of values in (bounds[i-1], bounds[i]], the last of those above."""
-
-    __slots__ = ("_labels", "bounds", "counts", "name", "sum", "text")
-
-    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
-        self.name = name
-        self.text = text
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum = 0.0
-        self._labels = [*map(floatToGoString, bounds), "+Inf"]
-
-    def observe(self, value: float, count: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, value)] += count
-        self.sum += value * count
-
-    def collect(self, names: Sequence[str], values: Sequence[str]) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(_PREFIX + self.name, self.text, labels=names)
-        buckets = list(zip(self._labels, map(float, accumulate(self.counts)), strict=True))
-        family.add_metric(values, buckets=buckets, sum_value=self.sum)
-        return family
+    @property
+    def num_drafts(self) -> int: ...
+    @property
+    def num_draft_tokens(self) -> int: ...
+    @property
+    def num_accepted_tokens(self) -> int: ...
+    @property
+    def accepted_per_position(self) -> Sequence[int]: ...
+    @property
+    def cache_events(self) -> CacheChanges: ...
 
 
 @attrs.define(eq=False)
@@ -109,6 +98,7 @@ class _Levels:
     running: int = 0
     waiting: int = 0
     kv_cache_usage: float = 0.0
+    sleep_level: int = 0
 
 
 @attrs.define(eq=False)
@@ -120,6 +110,13 @@ class _Counters:
     preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
+    blocks_stored: int = 0
+    blocks_evicted: int = 0
+    cache_resets: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: list[int] = attrs.Factory(list)
     finished: list[int] = attrs.Factory(lambda: [0] * (max(FinishReason) + 1))
     """By `FinishReason`."""
 
@@ -135,6 +132,12 @@ class EngineTotals:
     prompt_tokens: int
     generation_tokens: int
     preemptions: int
+    prefix_cache_queries: int
+    """Prompt tokens looked up, and found."""
+    prefix_cache_hits: int
+    draft_tokens: int
+    """Guessed, and kept."""
+    accepted_tokens: int
 
 
 class EngineMetrics(Collector):
@@ -151,24 +154,26 @@ class EngineMetrics(Collector):
         self._label_values = (model_name, engine)
         self._levels = _Levels()
         self._counters = _Counters()
-        lengths = _one_two_five(max_model_len)
-        self._first_token = _Histogram(
-            "time_to_first_token_seconds",
+        lengths = one_two_five(max_model_len)
+        self._first_token = Histogram(
+            _PREFIX + "time_to_first_token_seconds",
             "From a request's arrival to its first token.",
             _TIME_TO_FIRST_TOKEN,
         )
-        self._inter_token = _Histogram(
-            "inter_token_latency_seconds", "Between two tokens of a request.", _INTER_TOKEN
+        self._inter_token = Histogram(
+            _PREFIX + "inter_token_latency_seconds", "Between two tokens of a request.", _INTER_TOKEN
         )
-        self._request_time = _Histogram(
-            "e2e_request_latency_seconds", "From a request's arrival to its end.", _REQUEST
+        self._request_time = Histogram(
+            _PREFIX + "e2e_request_latency_seconds", "From a request's arrival to its end.", _REQUEST
         )
-        self._request_prompt = _Histogram("request_prompt_tokens", "Prompt tokens per request.", lengths)
-        self._request_generation = _Histogram(
-            "request_generation_tokens", "Generated tokens per request.", lengths
+        self._request_prompt = Histogram(
+            _PREFIX + "request_prompt_tokens", "Prompt tokens per request.", lengths
         )
-        self._iteration = _Histogram(
-            "iteration_tokens_total", "Tokens (prompt and generated) per engine step.", _ITERATION
+        self._request_generation = Histogram(
+            _PREFIX + "request_generation_tokens", "Generated tokens per request.", lengths
+        )
+        self._iteration = Histogram(
+            _PREFIX + "iteration_tokens_total", "Tokens (prompt and generated) per engine step.", _ITERATION
         )
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -179,13 +184,28 @@ class EngineMetrics(Collector):
         levels.running = stats.num_running
         levels.waiting = stats.num_waiting
         levels.kv_cache_usage = stats.kv_cache_usage
+        levels.sleep_level = stats.sleep_level
         counters.preemptions += stats.num_preemptions
         counters.prefix_cache_queries += stats.prefix_cache_queries
         counters.prefix_cache_hits += stats.prefix_cache_hits
         counters.prompt_tokens += stats.num_prompt_tokens
         counters.generation_tokens += stats.num_generation_tokens
+        counters.blocks_stored += stats.cache_events.num_stored
+        counters.blocks_evicted += stats.cache_events.num_evicted
+        counters.cache_resets += stats.cache_events.num_resets
+        if stats.num_drafts:
+            self._record_drafts(stats)
         if num_tokens := stats.num_prompt_tokens + stats.num_generation_tokens:
             self._iteration.observe(num_tokens)
+
+    def _record_drafts(self, stats: StepStats) -> None:
+        counters, accepted = self._counters, self._counters.accepted_per_position
+        counters.drafts += stats.num_drafts
+        counters.draft_tokens += stats.num_draft_tokens
+        counters.accepted_tokens += stats.num_accepted_tokens
+        accepted += [0] * (len(stats.accepted_per_position) - len(accepted))
+        for position, number in enumerate(stats.accepted_per_position):
+            accepted[position] += number
 
     def record_death(self) -> None:
         """The engine core is gone, and all that it held."""
@@ -209,13 +229,18 @@ class EngineMetrics(Collector):
         self._request_time.observe(seconds)
 
     def totals(self) -> EngineTotals:
+        levels, counters = self._levels, self._counters
         return EngineTotals(
-            running=self._levels.running,
-            waiting=self._levels.waiting,
-            kv_cache_usage=self._levels.kv_cache_usage,
-            prompt_tokens=self._counters.prompt_tokens,
-            generation_tokens=self._counters.generation_tokens,
-            preemptions=self._counters.preemptions,
+            running=levels.running,
+            waiting=levels.waiting,
+            kv_cache_usage=levels.kv_cache_usage,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            preemptions=counters.preemptions,
+            prefix_cache_queries=counters.prefix_cache_queries,
+            prefix_cache_hits=counters.prefix_cache_hits,
+            draft_tokens=counters.draft_tokens,
+            accepted_tokens=counters.accepted_tokens,
         )
 
     def render(self) -> bytes:
@@ -246,6 +271,14 @@ class EngineMetrics(Collector):
             gauge = GaugeMetricFamily(_PREFIX + name, text, labels=self._label_names)
             gauge.add_metric(self._label_values, value)
             yield gauge
+        states = GaugeMetricFamily(
+            _PREFIX + "engine_sleep_state",
+            "1 for the state that the engine is in, 0 for the others.",
+            labels=(*self._label_names, "sleep_state"),
+        )
+        for level, state in enumerate(_SLEEP_STATES):
+            states.add_metric((*self._label_values, state), int(level == levels.sleep_level))
+        yield states
 
     def _collect_counters(self) -> Iterable[Metric]:
         counters = self._counters
@@ -255,13 +288,31 @@ class EngineMetrics(Collector):
             ("num_preemptions", "Requests put back to be computed again.", counters.preemptions),
             ("prefix_cache_queries", "Prompt tokens looked up.", counters.prefix_cache_queries),
             ("prefix_cache_hits", "Prompt tokens found.", counters.prefix_cache_hits),
+            ("kv_cache_blocks_stored", "Blocks that the prefix cache learned.", counters.blocks_stored),
+            ("kv_cache_blocks_evicted", "Blocks that it gave up for others.", counters.blocks_evicted),
+            ("kv_cache_resets", "Times that it forgot everything.", counters.cache_resets),
+            ("spec_decode_num_drafts", "Times that a sequence had drafts.", counters.drafts),
+            ("spec_decode_num_draft_tokens", "Tokens guessed.", counters.draft_tokens),
+            ("spec_decode_num_accepted_tokens", "Guesses that were right.", counters.accepted_tokens),
         ):
             counter = CounterMetricFamily(_PREFIX + name, text, labels=self._label_names)
             counter.add_metric(self._label_values, value)
             yield counter
-        success = CounterMetricFamily(
-            _PREFIX + "request_success", "Requests ended.", labels=(*self._label_names, "finished_reason")
+        yield self._collect_labelled(
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Guesses that were right, by their place among those of a step.",
+            "position",
+            {str(position): number for position, number in enumerate(counters.accepted_per_position)},
         )
-        for reason in FinishReason:
-            success.add_metric((*self._label_values, str(reason)), counters.finished[reason])
-        yield success
+        yield self._collect_labelled(
+            "request_success",
+            "Requests ended.",
+            "finished_reason",
+            {str(reason): counters.finished[reason] for reason in FinishReason},
+        )
+
+    def _collect_labelled(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
+        counter = CounterMetricFamily(_PREFIX + name, text, labels=(*self._label_names, label))
+        for key, value in values.items():
+            counter.add_metric((*self._label_values, key), value)
+        return counter

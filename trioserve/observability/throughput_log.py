@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 if TYPE_CHECKING:
-    from trioserve.observability.metrics import EngineMetrics
+    from trioserve.observability.metrics import EngineMetrics, EngineTotals
 
 __all__ = ["log_throughput"]
 
@@ -24,12 +24,20 @@ async def log_throughput(metrics: EngineMetrics, interval: float) -> None:
         await trio.sleep(interval)
         now = metrics.totals()
         if now != before:
-            log.info(
-                "prompt %.1f tok/s, generation %.1f tok/s, running %d, waiting %d, KV cache %.1f %%",
-                (now.prompt_tokens - before.prompt_tokens) / interval,
-                (now.generation_tokens - before.generation_tokens) / interval,
-                now.running,
-                now.waiting,
-                now.kv_cache_usage * 100,
-            )
+            log.info("%s", _describe(before, now, interval))
         before = now
+
+
+def _describe(before: EngineTotals, now: EngineTotals, interval: float) -> str:
+    """Rates and shares are those of the interval, and are left out where there was nothing to share."""
+    prompt = (now.prompt_tokens - before.prompt_tokens) / interval
+    generation = (now.generation_tokens - before.generation_tokens) / interval
+    parts = [
+        f"prompt {prompt:.1f} tok/s, generation {generation:.1f} tok/s",
+        f"running {now.running}, waiting {now.waiting}, KV cache {now.kv_cache_usage:.1%}",
+    ]
+    if (queries := now.prefix_cache_queries - before.prefix_cache_queries) > 0:
+        parts.append(f"prefix cache hits {(now.prefix_cache_hits - before.prefix_cache_hits) / queries:.1%}")
+    if (drafts := now.draft_tokens - before.draft_tokens) > 0:
+        parts.append(f"drafts accepted {(now.accepted_tokens - before.accepted_tokens) / drafts:.1%}")
+    return ", ".join(parts)

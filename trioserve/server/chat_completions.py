@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import attrs
 from msgspec import UNSET
 
-from trioserve.server.errors import public_finish_reason
+from trioserve.server.errors import naming, public_finish_reason
 from trioserve.server.framing import ChunkFraming
 from trioserve.server.generation import Generation, open_outputs
-from trioserve.server.logprobs import chat_logprobs
+from trioserve.server.logprobs import chat_logprobs, prompt_logprobs
 from trioserve.server.protocol.chat import (
     AssistantMessage,
     ChatChoice,
@@ -21,7 +21,7 @@ from trioserve.server.protocol.chat import (
 from trioserve.server.protocol.readers import CHAT_READER
 from trioserve.server.replies import json_reply
 from trioserve.server.request_scope import request_stack
-from trioserve.server.sampling import make_params
+from trioserve.server.sampling import make_beam_search_params, make_params
 from trioserve.server.service import Service, read_json_body
 from trioserve.server.sse import sse_response
 from trioserve.server.streaming import EventStream
@@ -30,8 +30,10 @@ from trioserve.server.usage import UsageCounter
 if TYPE_CHECKING:
     from quart import Response
 
+    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.outputs import CompletionOutput, RequestOutput
+    from trioserve.sampling_params import SamplingParams
     from trioserve.server.framing import ReplyHead
     from trioserve.server.protocol.chat import ChatCompletionRequest, ChatLogprobs
     from trioserve.server.protocol.usage import Usage
@@ -50,6 +52,10 @@ class ChatCompletions:
         request = CHAT_READER.read(await read_json_body(self._max_body_size))
         self._service.check_model(request.model)
         head = self._service.reply_head("chatcmpl", request.request_id)
+        with naming(request.field_names):
+            return await self._answer(request, head)
+
+    async def _answer(self, request: ChatCompletionRequest, head: ReplyHead) -> Response:
         generation = await self._plan(request, head)
         outputs = await open_outputs(self._service.llm, generation, request_stack())
         tokenizer = self._service.llm.tokenizer
@@ -61,15 +67,8 @@ class ChatCompletions:
         return json_reply(_whole_reply(request, head, output, tokenizer))
 
     async def _plan(self, request: ChatCompletionRequest, head: ReplyHead) -> Generation:
-        llm = self._service.llm
-        defaults = llm.model.generation
-        params = make_params(
-            request,
-            defaults,
-            max_tokens=request.max_completion_tokens or request.max_tokens,
-            logprobs=request.num_top_logprobs,
-        )
-        prompt = await llm.render_chat(
+        params = self._params(request)
+        prompt = await self._service.llm.render_chat(
             [message.for_template() for message in request.messages],
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
@@ -83,6 +82,14 @@ class ChatCompletions:
             cache_salt=request.cache_salt,
             priority=request.priority or 0,
         )
+
+    def _params(self, request: ChatCompletionRequest) -> SamplingParams | BeamSearchParams:
+        limit = request.token_limit
+        if request.use_beam_search:
+            assert limit is not None, "the reader has seen to it"
+            return make_beam_search_params(request, max_tokens=limit)
+        defaults = self._service.llm.model.generation
+        return make_params(request, defaults, max_tokens=limit, logprobs=request.num_top_logprobs)
 
 
 def _logprobs(
@@ -120,6 +127,7 @@ def _whole_reply(
         usage=usage.usage(),
         system_fingerprint=head.system_fingerprint,
         prompt_token_ids=output.prompt_token_ids if request.return_token_ids else UNSET,
+        prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
     )
 
 

@@ -8,28 +8,33 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trioserve.frontend.prompts import TextPrompt
-from trioserve.server.errors import public_finish_reason
+from trioserve.outputs import FinishReason
+from trioserve.server.errors import naming, public_finish_reason
 from trioserve.server.framing import ChunkFraming
 from trioserve.server.generation import Generation, open_outputs
-from trioserve.server.logprobs import TextOffsets, completion_logprobs
+from trioserve.server.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
 from trioserve.server.protocol.completions import Completion, CompletionChoice
 from trioserve.server.protocol.readers import COMPLETION_READER
 from trioserve.server.replies import json_reply
 from trioserve.server.request_scope import request_stack
-from trioserve.server.sampling import make_params
+from trioserve.server.sampling import make_beam_search_params, make_params
 from trioserve.server.service import Service, read_json_body
 from trioserve.server.sse import sse_response
 from trioserve.server.streaming import EventStream
 from trioserve.server.usage import UsageCounter
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quart import Response
 
+    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.frontend.tokenizer import Tokenizer
-    from trioserve.outputs import CompletionOutput, RequestOutput
+    from trioserve.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+    from trioserve.sampling_params import SamplingParams
     from trioserve.server.framing import ReplyHead
     from trioserve.server.generation import Outputs
-    from trioserve.server.protocol.completions import CompletionRequest
+    from trioserve.server.protocol.completions import CompletionLogprobs, CompletionRequest
     from trioserve.server.protocol.usage import Usage
 
 __all__ = ["Completions"]
@@ -49,6 +54,10 @@ class Completions:
         request = COMPLETION_READER.read(await read_json_body(self._max_body_size))
         self._service.check_model(request.model)
         head = self._service.reply_head("cmpl", request.request_id)
+        with naming(request.field_names):
+            return await self._answer(request, head)
+
+    async def _answer(self, request: CompletionRequest, head: ReplyHead) -> Response:
         generation = self._plan(request, head)
         outputs = await open_outputs(self._service.llm, generation, request_stack())
         choices = _ChoiceWriter(request, self._service.llm.tokenizer)
@@ -60,13 +69,6 @@ class Completions:
         return json_reply(await _whole_reply(head, outputs, choices, num_prompts))
 
     def _plan(self, request: CompletionRequest, head: ReplyHead) -> Generation:
-        defaults = self._service.llm.model.generation
-        params = make_params(
-            request,
-            defaults,
-            max_tokens=request.max_tokens or _DEFAULT_MAX_TOKENS,
-            logprobs=request.logprobs,
-        )
         adds_special_tokens = request.add_special_tokens is not False
         return Generation(
             prompts=[
@@ -74,10 +76,17 @@ class Completions:
                 for prompt in request.prompts
             ],
             request_ids=[f"{head.id}-{index}" for index in range(len(request.prompts))],
-            params=params,
+            params=self._params(request),
             cache_salt=request.cache_salt,
             priority=request.priority or 0,
         )
+
+    def _params(self, request: CompletionRequest) -> SamplingParams | BeamSearchParams:
+        max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else max(request.max_tokens, 1)
+        if request.use_beam_search:
+            return make_beam_search_params(request, max_tokens=max_tokens)
+        defaults = self._service.llm.model.generation
+        return make_params(request, defaults, max_tokens=max_tokens, logprobs=request.logprobs)
 
 
 class _ChoiceWriter:
@@ -90,11 +99,19 @@ class _ChoiceWriter:
         # By the choice's index: how far its text is, and which choices have had their first piece.
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(TextOffsets)
         self._begun: set[int] = set()
+        # By the prompt's index: they come once, and are part of each of its choices' echo.
+        self._prompt_logprobs: dict[int, Sequence[TokenLogprobs | None]] = {}
 
     @property
     def shows_tokens(self) -> bool:
         """A piece without text has something to say all the same."""
         return self._request.logprobs is not None or bool(self._request.return_token_ids)
+
+    def completions(self, output: RequestOutput) -> list[CompletionOutput]:
+        """What is to be written of an output."""
+        if self._request.max_tokens == 0:
+            return [_without_tokens(completion) for completion in output.outputs]
+        return output.outputs
 
     def write(
         self, prompt_index: int, output: RequestOutput, completion: CompletionOutput
@@ -107,25 +124,55 @@ class _ChoiceWriter:
             finish_reason=public_finish_reason(completion),
             stop_reason=completion.stop_reason,
         )
-        if self._request.logprobs is not None and completion.logprobs is not None:
-            choice.logprobs = completion_logprobs(
-                completion.logprobs, self._request.logprobs, self._tokenizer, self._offsets[index]
-            )
         if self._request.return_token_ids:
             choice.token_ids = completion.token_ids
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt_index] = output.prompt_logprobs
         if index not in self._begun:
             self._begun.add(index)
-            self._begin(choice, output)
+            self._begin(choice, prompt_index, output)
+        if self._request.logprobs is not None and completion.logprobs is not None:
+            new = self._write_logprobs(index, completion.token_ids, completion.logprobs)
+            choice.logprobs = new if choice.logprobs is None else choice.logprobs.followed_by(new)
         return choice
 
-    def _begin(self, choice: CompletionChoice, output: RequestOutput) -> None:
+    def _begin(self, choice: CompletionChoice, prompt_index: int, output: RequestOutput) -> None:
+        token_ids = output.prompt_token_ids
         if self._request.return_token_ids:
-            choice.prompt_token_ids = list(output.prompt_token_ids)
-        if self._request.echo:
-            prompt = output.prompt
-            if prompt is None:
-                prompt = self._tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
-            choice.text = prompt + choice.text
+            choice.prompt_token_ids = list(token_ids)
+        if self._request.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(self._prompt_logprobs[prompt_index])
+        if not self._request.echo:
+            return
+        prompt = output.prompt
+        if prompt is None:
+            prompt = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+        choice.text = prompt + choice.text
+        if self._request.logprobs is not None:
+            tokens = [self._tokenizer.token_bytes(token_id) for token_id in token_ids]
+            self._offsets[choice.index].end_at(len(prompt), tokens)
+            choice.logprobs = self._write_logprobs(
+                choice.index, token_ids, self._prompt_logprobs[prompt_index]
+            )
+
+    def _write_logprobs(
+        self, index: int, token_ids: Sequence[int], positions: Sequence[TokenLogprobs | None]
+    ) -> CompletionLogprobs:
+        num_top = self._request.logprobs or 0
+        return completion_logprobs(token_ids, positions, num_top, self._tokenizer, self._offsets[index])
+
+
+def _without_tokens(completion: CompletionOutput) -> CompletionOutput:
+    """As if no token had been asked for: the engine draws one at least."""
+    reason = completion.finish_reason
+    return attrs.evolve(
+        completion,
+        text="",
+        token_ids=[],
+        logprobs=None if completion.logprobs is None else [],
+        finish_reason=FinishReason.LENGTH if reason is FinishReason.STOP else reason,
+        stop_reason=None,
+    )
 
 
 async def _whole_reply(
@@ -136,7 +183,7 @@ async def _whole_reply(
     for _ in range(num_prompts):
         prompt_index, output = await outputs.next()
         usage.add_prompt(output)
-        for completion in output.outputs:
+        for completion in writer.completions(output):
             usage.completion_tokens += len(completion.token_ids)
             choices.append(writer.write(prompt_index, output, completion))
     return Completion(
@@ -166,7 +213,7 @@ class CompletionChunks:
             self._counted_prompts.add(prompt_index)
             self._usage.add_prompt(output)
         frames = []
-        for completion in output.outputs:
+        for completion in self._choices.completions(output):
             self._usage.completion_tokens += len(completion.token_ids)
             if completion.text or completion.finish_reason is not None or self._always_writes:
                 choice = self._choices.write(prompt_index, output, completion)

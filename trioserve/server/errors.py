@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -30,9 +31,11 @@ __all__ = [
     "ApiError",
     "Failure",
     "body_too_large",
+    "deadline_exceeded",
     "describe",
     "install_error_handler",
     "model_not_found",
+    "naming",
     "public_finish_reason",
     "unauthorized",
     "unsupported_content_type",
@@ -42,6 +45,7 @@ _logger = logging.getLogger("trioserve.server")
 
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
+TIMEOUT_ERROR = "timeout_error"
 
 
 @attrs.frozen
@@ -86,8 +90,28 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(Failure(413, ErrorDetail(message, INVALID_REQUEST, None, "request_too_large")))
 
 
+def deadline_exceeded() -> ApiError:
+    message = "The request's deadline passed before it could be run to its end."
+    return ApiError(Failure(504, ErrorDetail(message, TIMEOUT_ERROR, None, "deadline_exceeded")))
+
+
+@contextmanager
+def naming(fields: Mapping[str, str]) -> Iterator[None]:
+    """Errors of these parameters (keys) name the fields (values) that the client set them by."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        parameter = (error.parameter or "").partition(".")[0]
+        if parameter in fields:
+            message = str(error)
+            if message.startswith(parameter):
+                message = fields[parameter] + message.removeprefix(parameter)
+            error.parameter, error.args = fields[parameter], (message,)
+        raise
+
+
 def public_finish_reason(completion: CompletionOutput) -> str | None:
-    """OpenAI's spelling.
+    """OpenAI's spelling, and vLLM's "repetition".
 
     Raises:
       EngineGenerateError, ApiError: the completion did not end by itself; a part of an answer must not look
@@ -99,6 +123,8 @@ def public_finish_reason(completion: CompletionOutput) -> str | None:
         raise ApiError(Failure(503, detail))
     if reason is FinishReason.ERROR:
         raise EngineGenerateError("the completion ended with an error")
+    if reason is FinishReason.DEADLINE:
+        raise deadline_exceeded()
     return None if reason is None else str(reason)
 
 

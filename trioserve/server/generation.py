@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import trio
 
+from trioserve.async_llm import AsyncLLM
+from trioserve.beam_search_params import BeamSearchParams
 from trioserve.frontend.prompts import TextPrompt, TokensPrompt
-from trioserve.outputs import RequestOutput
+from trioserve.outputs import CompletionOutput, RequestOutput
 from trioserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from trioserve.async_llm import AsyncLLM
+    from trioserve.outputs import BeamSearchOutput, BeamSearchSequence
 
 __all__ = ["Generation", "Outputs", "open_outputs"]
 
@@ -28,7 +30,7 @@ class Generation:
     prompts: Sequence[str | list[int] | TextPrompt | TokensPrompt]
     request_ids: Sequence[str]
     """One per prompt."""
-    params: SamplingParams
+    params: SamplingParams | BeamSearchParams
     cache_salt: str | None = None
     priority: int = 0
 
@@ -50,11 +52,14 @@ async def open_outputs(llm: AsyncLLM, generation: Generation, stack: AsyncExitSt
     Raises:
       InvalidRequestError: of the first prompt that cannot be served.
     """
+    params = generation.params
+    if isinstance(params, BeamSearchParams):
+        return _BeamSearches(llm, generation, params)
     streams = [
         await stack.enter_async_context(
             llm.stream(
                 prompt,
-                generation.params,
+                params,
                 request_id=request_id,
                 cache_salt=generation.cache_salt,
                 priority=generation.priority,
@@ -73,6 +78,50 @@ class _OneStream:
 
     async def next(self) -> _Item:
         return 0, await self._outputs.__anext__()
+
+
+@attrs.define(eq=False)
+class _BeamSearches:
+    """One after the other: each has as many sequences in the engine as it is wide."""
+
+    _llm: AsyncLLM
+    _generation: Generation
+    _params: BeamSearchParams
+    _num_done: int = attrs.field(init=False, default=0)
+
+    async def next(self) -> _Item:
+        index = self._num_done
+        found = await self._llm.beam_search(
+            self._generation.prompts[index],
+            self._params,
+            request_id=self._generation.request_ids[index],
+            cache_salt=self._generation.cache_salt,
+            priority=self._generation.priority,
+        )
+        self._num_done += 1
+        return index, _found_output(found)
+
+
+def _found_output(found: BeamSearchOutput) -> RequestOutput:
+    return RequestOutput(
+        request_id=found.request_id,
+        prompt=found.prompt,
+        prompt_token_ids=found.prompt_token_ids,
+        outputs=[_found_completion(index, sequence) for index, sequence in enumerate(found.sequences)],
+        finished=True,
+    )
+
+
+def _found_completion(index: int, sequence: BeamSearchSequence) -> CompletionOutput:
+    return CompletionOutput(
+        index=index,
+        text=sequence.output_text,
+        token_ids=sequence.output_token_ids,
+        cumulative_logprob=sequence.cum_logprob,
+        logprobs=sequence.logprobs[: len(sequence.output_token_ids)],  # without that of a final EOS
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+    )
 
 
 @attrs.frozen(eq=False)

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 import numpy as np
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 import trioserve_kernels.reference as kernels
+from trioserve.worker.attention_parts import Part
+from trioserve.worker.attention_plan import Planner, new_slots, sort_key
+from trioserve.worker.kv_layout import KVCacheLayout
+from trioserve.worker.layer_groups import group_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from trioserve.models.config import DecoderConfig
     from trioserve.models.decoder import AttentionContext
@@ -26,12 +29,21 @@ class AttentionBackend(Protocol):
     """Owns the KV cache's layout, the order of a step's rows, and the attention itself."""
 
     @property
+    def layout(self) -> KVCacheLayout:
+        """How the layers share out the cache."""
+        ...
+
+    @property
     def bytes_per_block(self) -> int:
-        """Keys and values of `block_size` tokens in all layers."""
+        """Keys and values of `block_size` tokens in all layers of a group."""
         ...
 
     def allocate(self, num_blocks: int) -> list[torch.Tensor]:
-        """One cache per layer, all zeros; memory is taken as blocks are first written."""
+        """A cache for each layer, all zeros; memory is taken as blocks are first written.
+
+        The layers that have the same place in their groups are given the same memory: a block belongs to one
+        group at a time.
+        """
         ...
 
     def arrange(self, sequences: Sequence[ScheduledSequence]) -> list[int]:
@@ -53,41 +65,41 @@ class TorchAttention:
         self._config = config
         self._block_size = block_size
         self._dtype = dtype
+        self._groups = group_layers([layer.window for layer in config.layers])
+        self._planners = {
+            window: Planner(
+                window=window,
+                block_size=block_size,
+                queries_per_key=config.num_heads // config.num_kv_heads,
+                dtype=dtype,
+            )
+            for window in self._groups.windows
+        }
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        return KVCacheLayout(block_size=self._block_size, windows=self._groups.windows)
 
     @property
     def bytes_per_block(self) -> int:
-        return self._config.num_layers * math.prod(self._cache_shape(1)) * self._dtype.itemsize
+        return self._groups.size * math.prod(self._cache_shape(1)) * self._dtype.itemsize
 
     def allocate(self, num_blocks: int) -> list[torch.Tensor]:
-        return [self._lazy_zeros(self._cache_shape(num_blocks)) for _ in range(self._config.num_layers)]
+        caches = [self._lazy_zeros(self._cache_shape(num_blocks)) for _ in range(self._groups.size)]
+        return [caches[place] for _, place in self._groups.places]
 
     def arrange(self, sequences: Sequence[ScheduledSequence]) -> list[int]:
-        """Decode rows first, shortest first (so that neighbours are padded little), then longer chunks."""
-
-        def place(index: int) -> tuple[bool, int]:
-            sequence = sequences[index]
-            is_chunk = len(sequence.token_ids) > 1
-            return is_chunk, 0 if is_chunk else sequence.start
-
-        return sorted(range(len(sequences)), key=place)
+        return sorted(range(len(sequences)), key=lambda index: sort_key(sequences[index]))
 
     def plan(self, sequences: Sequence[ScheduledSequence]) -> TorchAttentionContext:
-        num_decodes = sum(len(sequence.token_ids) == 1 for sequence in sequences)
-        row = 0
-        decodes = []
-        for group in _decode_groups(sequences[:num_decodes], self._block_size):
-            decodes.append(_plan_decodes(group, row, self._block_size, self._dtype))
-            row += len(group)
-        chunks = []
-        for sequence in sequences[num_decodes:]:
-            chunks.append(_plan_chunk(sequence, row, self._block_size, self._dtype))
-            row += len(sequence.token_ids)
-        slots = np.concatenate([_slots(sequence, self._block_size) for sequence in sequences])
+        plans = {window: planner.plan(sequences) for window, planner in self._planners.items()}
+        groups = []
+        for group, window in enumerate(self._groups.windows):
+            tables = [sequence.block_tables[group] for sequence in sequences]
+            parts = [(part, part.look_up(tables)) for part in plans[window]]
+            groups.append(_GroupPlan(new_slots(sequences, tables, self._block_size), parts))
         return TorchAttentionContext(
-            scale=self._config.attention_scale,
-            slots=torch.from_numpy(slots),
-            decodes=decodes,
-            chunks=chunks,
+            scale=self._config.attention_scale, layers=[groups[group] for group, _ in self._groups.places]
         )
 
     def _cache_shape(self, num_blocks: int) -> tuple[int, ...]:
@@ -100,97 +112,14 @@ class TorchAttention:
 
 
 @attrs.frozen(eq=False)
-class _DecodeGroup:
-    """Sequences with one new token each, of similar length, attended in one call."""
+class _GroupPlan:
+    """One step for the layers of a group."""
 
-    rows: slice
-    blocks: torch.Tensor
-    """int64 [B * width]: each sequence's pages, padded with block 0 (any block does: the mask hides it)."""
-    mask: torch.Tensor
-    """[B, 1, 1, width * block_size], of the model's dtype: 0, or -inf beyond the sequence's end."""
-
-
-@attrs.frozen(eq=False)
-class _Chunk:
-    """Several new tokens of one sequence."""
-
-    rows: slice
-    blocks: torch.Tensor | None
-    """int64 [pages]; None if nothing was cached before, so that the new keys are all there are."""
-    mask: torch.Tensor | None
-    """[new tokens, pages * block_size], of the model's dtype; None: plain causal."""
-
-
-_MAX_GROUP_TOKENS = 16384
-"""Of all sequences of a decode group, padding included: bounds the gathered copy (12 MB for SmolLM2)."""
-
-
-def _slots(sequence: ScheduledSequence, block_size: int) -> np.ndarray:
-    """The place in the cache of each new token, int64."""
-    end = sequence.start + len(sequence.token_ids)
-    if end == sequence.start + 1:
-        block, offset = divmod(sequence.start, block_size)
-        return np.array([sequence.block_table[block] * block_size + offset])
-    first_block = sequence.start // block_size
-    blocks = np.asarray(sequence.block_table[first_block : -(-end // block_size)], np.int64)
-    slots = blocks[:, None] * block_size + np.arange(block_size)
-    skip = sequence.start - first_block * block_size
-    return slots.reshape(-1)[skip : skip + len(sequence.token_ids)]
-
-
-def _num_pages(sequence: ScheduledSequence, block_size: int) -> int:
-    return -(-(sequence.start + len(sequence.token_ids)) // block_size)
-
-
-def _decode_groups(
-    sequences: Sequence[ScheduledSequence], block_size: int
-) -> Iterator[list[ScheduledSequence]]:
-    """Cut decode rows, shortest first, so that padding at most doubles a sequence (of over 8 pages)."""
-    group: list[ScheduledSequence] = []
-    for sequence in sequences:
-        width = _num_pages(sequence, block_size)
-        if group:
-            too_wide = width > max(8, 2 * _num_pages(group[0], block_size))
-            if too_wide or (len(group) + 1) * width * block_size > _MAX_GROUP_TOKENS:
-                yield group
-                group = []
-        group.append(sequence)
-    if group:
-        yield group
-
-
-def _plan_decodes(
-    sequences: Sequence[ScheduledSequence], first_row: int, block_size: int, dtype: torch.dtype
-) -> _DecodeGroup:
-    width = _num_pages(sequences[-1], block_size)
-    blocks = np.zeros((len(sequences), width), np.int64)
-    for row, sequence in enumerate(sequences):
-        pages = _num_pages(sequence, block_size)
-        blocks[row, :pages] = sequence.block_table[:pages]
-    last_seen = torch.tensor([sequence.start for sequence in sequences])
-    return _DecodeGroup(
-        slice(first_row, first_row + len(sequences)),
-        torch.from_numpy(blocks.reshape(-1)),
-        _mask(last_seen, width * block_size, dtype)[:, None, None],
-    )
-
-
-def _mask(last_seen: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """[rows, length]: 0 up to and with each row's last position, -inf after it."""
-    hidden = torch.arange(length) > last_seen[:, None]
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
-
-
-def _plan_chunk(sequence: ScheduledSequence, first_row: int, block_size: int, dtype: torch.dtype) -> _Chunk:
-    num_new = len(sequence.token_ids)
-    rows = slice(first_row, first_row + num_new)
-    if sequence.start == 0:
-        return _Chunk(rows, None, None)
-    pages = _num_pages(sequence, block_size)
-    last_seen = torch.arange(sequence.start, sequence.start + num_new)
-    return _Chunk(
-        rows, torch.tensor(sequence.block_table[:pages]), _mask(last_seen, pages * block_size, dtype)
-    )
+    slots: torch.Tensor
+    """int64 [T]: where the new keys and values go."""
+    parts: list[tuple[Part, torch.Tensor | None]]
+    """With the blocks that hold each part's pages (see `look_up`)."""
+    # Invariant: the parts' rows cover [0, T) in order.
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -198,55 +127,27 @@ class TorchAttentionContext:
     """See `trioserve.models.decoder.AttentionContext`; built once per step, used by every layer."""
 
     scale: float
-    slots: torch.Tensor
-    """int64 [T]."""
-    decodes: list[_DecodeGroup]
-    chunks: list[_Chunk]
-    # Invariant: the rows of `decodes`, then those of `chunks`, cover [0, T) in order.
+    layers: list[_GroupPlan]
+    """Of each layer, its group's."""
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
     ) -> torch.Tensor:
-        kernels.reshape_and_cache(key, value, kv_cache[0], kv_cache[1], self.slots)
-        outputs = [self._decode(group, query[group.rows], kv_cache) for group in self.decodes]
-        for chunk in self.chunks:
-            if chunk.blocks is None:
-                keys, values = key[None, chunk.rows], value[None, chunk.rows]
+        group = self.layers[layer]
+        kernels.reshape_and_cache(key, value, kv_cache[0], kv_cache[1], group.slots)
+        outputs = []
+        for part, blocks in group.parts:
+            if blocks is None:
+                keys, values = key[None, part.rows], value[None, part.rows]
             else:
-                keys, values = _gather(kv_cache, chunk.blocks, 1)
-            outputs.append(self._attend_chunk(chunk, query[chunk.rows], keys, values))
+                keys, values = _gather(kv_cache, blocks, part.num_sequences)
+            outputs.append(part.attend(query[part.rows], keys, values, self.scale))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    def _decode(self, group: _DecodeGroup, query: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
-        """The query heads that share a key-value head take the place of query rows.
-
-        They see the same keys, so nothing is repeated, and the products have several rows: in bf16, with 8
-        sequences of 1,024 tokens, 0.5 ms against 3.0 ms for one row per head.
-        """
-        keys, values = _gather(kv_cache, group.blocks, len(query))
-        num_kv_heads = keys.shape[2]
-        output = scaled_dot_product_attention(
-            query.reshape(len(query), num_kv_heads, -1, query.shape[-1]),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=group.mask,
-            scale=self.scale,
-        )
-        return output.reshape(query.shape)
-
-    def _attend_chunk(
-        self, chunk: _Chunk, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-    ) -> torch.Tensor:
-        output = scaled_dot_product_attention(
-            query[None].transpose(1, 2),
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            scale=self.scale,
-            enable_gqa=True,
-        )
-        return output[0].transpose(0, 1)
 
 
 def _gather(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-__all__ = ["KVCacheLayout"]
+__all__ = ["NULL_BLOCK", "KVCacheLayout"]
+
+NULL_BLOCK = -1
+"""Stands in a block table for a block that the window of its group has left behind. No layer looks at it."""
 
 
 @attrs.frozen(kw_only=True)

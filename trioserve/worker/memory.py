@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.worker.kv_layout import KVCacheLayout
 
 __all__ = ["available_memory", "num_kv_blocks"]
 
@@ -18,7 +20,9 @@ _AUTOMATIC_SHARE = 4
 """The automatic size is the available memory divided by this: others live on the machine too."""
 
 
-def num_kv_blocks(bytes_per_block: int, config: EngineConfig, model: ResolvedModel) -> int:
+def num_kv_blocks(
+    layout: KVCacheLayout, bytes_per_block: int, config: EngineConfig, model: ResolvedModel
+) -> int:
     """As many as `config.cache.memory_bytes` holds; if that is None, as many as the machine can well spare.
 
     The automatic size is a quarter of the available memory, at most what `max_num_seqs` sequences of
@@ -27,7 +31,7 @@ def num_kv_blocks(bytes_per_block: int, config: EngineConfig, model: ResolvedMod
     Raises:
       InvalidConfigError: one sequence of `max_model_len` would not fit.
     """
-    per_sequence = -(-model.max_model_len // config.cache.block_size)
+    per_sequence = layout.max_blocks(model.max_model_len, config.scheduler.max_num_batched_tokens)
     if config.cache.memory_bytes is None:
         memory = available_memory()
         useful = config.scheduler.max_num_seqs * per_sequence
@@ -36,22 +40,25 @@ def num_kv_blocks(bytes_per_block: int, config: EngineConfig, model: ResolvedMod
         memory = config.cache.memory_bytes
         wanted = memory // bytes_per_block
     if min(wanted, memory // bytes_per_block) < per_sequence:
-        raise _too_small(memory, bytes_per_block, per_sequence, config, model)
+        given = "kv_cache_memory is" if config.cache.memory_bytes is not None else "the memory available is"
+        needed = per_sequence * bytes_per_block
+        raise InvalidConfigError(
+            f"One sequence of max_model_len={model.max_model_len} needs {_mib(needed)} of KV cache, and "
+            f"{given} {_mib(memory)}: set kv_cache_memory to {needed} or more"
+            f"{_shorter(layout, memory // bytes_per_block, config, model)}.",
+            field="kv_cache_memory",
+        )
     return wanted
 
 
-def _too_small(
-    memory: int, bytes_per_block: int, per_sequence: int, config: EngineConfig, model: ResolvedModel
-) -> InvalidConfigError:
-    needed = per_sequence * bytes_per_block
-    fits = memory // bytes_per_block * config.cache.block_size
-    given = "kv_cache_memory is" if config.cache.memory_bytes is not None else "the memory available is"
-    return InvalidConfigError(
-        f"One sequence of max_model_len={model.max_model_len} needs {_mib(needed)} of KV cache, and "
-        f"{given} {_mib(memory)}: set kv_cache_memory to {needed} or more, "
-        f"or max_model_len to {fits} or less.",
-        field="kv_cache_memory",
-    )
+def _shorter(layout: KVCacheLayout, num_blocks: int, config: EngineConfig, model: ResolvedModel) -> str:
+    """The other way out: sequences that fit into so many blocks, if there are any."""
+
+    def needed(length: int) -> int:
+        return layout.max_blocks(length, config.scheduler.max_num_batched_tokens)
+
+    longest = bisect.bisect_right(range(1, model.max_model_len), num_blocks, key=needed)
+    return f", or max_model_len to {longest} or less" if longest else ""
 
 
 def _mib(size: int) -> str:

@@ -2,73 +2,153 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 
 from trioserve.worker.attention import TorchAttention
+from trioserve.worker.batch import SequenceOutput
 from trioserve.worker.loader import load_model
-from trioserve.worker.sampler import sample
+from trioserve.worker.logits_processors import ProcessorContext, load_processors
+from trioserve.worker.masks import GrammarMasks
+from trioserve.worker.prompt_logprobs import prompt_logprobs
+from trioserve.worker.sampler import Sampler
 
 if TYPE_CHECKING:
     from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.models.decoder import DecoderModel
+    from trioserve.sampling_params import SamplingParams
     from trioserve.worker.attention import AttentionBackend
-    from trioserve.worker.batch import SampledToken, ScheduledSequence, StepBatch
+    from trioserve.worker.batch import LogprobRow, ScheduledSequence, StepBatch
+    from trioserve.worker.kv_layout import KVCacheLayout
 
 __all__ = ["ModelRunner"]
 
 
 class ModelRunner:
-    """Owns the weights and the KV cache.
+    """Owns the weights, the KV cache, the sampler, and a thread for grammar masks once there is a grammar.
 
-    Everything, the constructor too, is to be called in one and the same thread: torch keeps its number of
-    compute threads per calling thread. All calls block.
+    Everything but `check_params`, the constructor too, is to be called in one and the same thread: torch
+    keeps its number of compute threads per calling thread. All calls block.
 
     Args:
       model: what to load.
-      config: of it, `threads` and the block size.
+      config: of it, `threads`, the block size, `logits_processors` and the limits that those are told.
 
     Raises:
       ModelNotSupportedError, ModelSourceError: see `trioserve.worker.loader.load_model`.
+      InvalidConfigError: see `trioserve.worker.logits_processors.load_processors`.
     """
 
     def __init__(self, model: ResolvedModel, config: EngineConfig) -> None:
-        # Loading copies memory, for which one thread is enough; hundreds of small parallel copies that wait
-        # for each other's threads take twenty times longer on a busy machine.
-        torch.set_num_threads(1)
-        with torch.inference_mode():
-            self._model = load_model(model)
-        torch.set_num_threads(config.threads)
+        self._source = model
+        self._num_threads = config.threads
+        self._processors = load_processors(config.logits_processors, _processor_context(model, config))
+        self._model: DecoderModel | None = None
+        # Invariant: None exactly between free_weights and load_weights.
+        self._model = loaded = self._load()
         self._attention: AttentionBackend = TorchAttention(
-            self._model.config, config.cache.block_size, self._model.dtype
+            loaded.config, config.cache.block_size, loaded.dtype
         )
         self._kv_caches: list[torch.Tensor] = []
-        # Invariant: empty before allocate_kv_cache, one per layer after it.
+        # Invariant: one per layer after allocate_kv_cache, empty before it and after free_kv_cache.
+        self._masks = GrammarMasks(loaded.config.vocab_size)
+        self._sampler = Sampler(loaded.config.vocab_size, self._processors)
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        return self._attention.layout
 
     @property
     def bytes_per_block(self) -> int:
         return self._attention.bytes_per_block
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Ask the custom logits processors. May be called in any thread, also while a step runs.
+
+        Raises:
+          InvalidRequestError: one of them refuses such a request.
+        """
+        for processor in self._processors:
+            processor.validate_params(params)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Reserve the cache, all zeros; memory is used as blocks are first written."""
         with torch.inference_mode():
             self._kv_caches = self._attention.allocate(num_blocks)
 
-    def execute(self, batch: StepBatch) -> list[SampledToken]:
-        """Compute one step and draw a token for each sequence that samples, in the batch's order."""
-        with torch.inference_mode():
-            sampling = [s for s in batch.sequences if s.samples]
-            hidden = self._run_model(batch)
-            if not sampling:
-                return []
-            return sample(self._model.logits(hidden), sampling)
+    def free_kv_cache(self) -> None:
+        """Give its memory back to the system; no step can run until it is allocated anew."""
+        self._kv_caches = []
+        _return_memory()
 
-    def _run_model(self, batch: StepBatch) -> torch.Tensor:
-        """The hidden states that sampling sequences sample from, in the batch's order."""
+    def free_weights(self) -> None:
+        """Give their memory back to the system; no step can run until they are loaded again."""
+        self._model = None
+        _return_memory()
+
+    def load_weights(self) -> None:
+        """Read the same model again, after `free_weights`.
+
+        Raises:
+          ModelNotSupportedError, ModelSourceError: it is not what it was.
+        """
+        if self._model is None:
+            self._model = self._load()
+
+    def close(self) -> None:
+        """End the thread, if there is one; nothing may be called afterwards, except this."""
+        self._masks.close()
+
+    def execute(self, batch: StepBatch) -> list[SequenceOutput]:
+        """Compute one step: an output for each sequence, in the batch's order.
+
+        The grammars of its sequences are advanced by the tokens that are drawn.
+        """
+        assert self._model is not None, "the weights have been freed"
+        sampling = [sequence for sequence in batch.sequences if sequence.samples]
+        with torch.inference_mode():
+            masks = self._masks.begin(sampling)
+            hidden, first_rows = self._run_model(self._model, batch)
+            told = prompt_logprobs(batch.sequences, first_rows, hidden, self._model.logits)
+            drawn: list[SequenceOutput] = []
+            if sampling:
+                logits = self._model.logits(hidden[_sampled_rows(batch, first_rows)])
+                drawn = self._sampler.sample(logits, sampling, masks())
+        return _merge(batch, drawn, told)
+
+    def _run_model(self, model: DecoderModel, batch: StepBatch) -> tuple[torch.Tensor, list[int]]:
+        """The hidden state after each token; and the row of each sequence's first token among them."""
         order = self._attention.arrange(batch.sequences)
         arranged = [batch.sequences[index] for index in order]
-        hidden = self._model.forward(*_inputs(arranged), self._attention.plan(arranged), self._kv_caches)
-        return hidden[_sampled_rows(order, arranged)]
+        hidden = model.forward(*_inputs(arranged), self._attention.plan(arranged), self._kv_caches)
+        first_rows = [0] * len(order)
+        row = 0
+        for index, sequence in zip(order, arranged, strict=True):
+            first_rows[index] = row
+            row += len(sequence.token_ids)
+        return hidden, first_rows
+
+    def _load(self) -> DecoderModel:
+        # Loading copies memory, for which one thread is enough; hundreds of small parallel copies that wait
+        # for each other's threads take twenty times longer on a busy machine.
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            model = load_model(self._source)
+        torch.set_num_threads(self._num_threads)
+        return model
+
+
+def _processor_context(model: ResolvedModel, config: EngineConfig) -> ProcessorContext:
+    return ProcessorContext(
+        vocab_size=model.vocab_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+    )
 
 
 def _inputs(sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,12 +161,31 @@ def _inputs(sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Ten
     return torch.tensor(token_ids), torch.tensor(positions)
 
 
-def _sampled_rows(order: list[int], arranged: list[ScheduledSequence]) -> torch.Tensor:
-    """The row of each sampling sequence's last token, in the batch's order rather than the arranged one."""
-    last_rows: dict[int, int] = {}
-    end = 0
-    for index, sequence in zip(order, arranged, strict=True):
-        end += len(sequence.token_ids)
+def _sampled_rows(batch: StepBatch, first_rows: list[int]) -> torch.Tensor:
+    """The rows of each sampling sequence's last known token and of its drafts, in the batch's order."""
+    rows: list[int] = []
+    for first, sequence in zip(first_rows, batch.sequences, strict=True):
         if sequence.samples:
-            last_rows[index] = end - 1
-    return torch.tensor([row for _, row in sorted(last_rows.items())], dtype=torch.int64)
+            end = first + len(sequence.token_ids)
+            rows += range(end - 1 - sequence.num_drafts, end)
+    return torch.tensor(rows, dtype=torch.int64)
+
+
+def _merge(
+    batch: StepBatch, drawn: list[SequenceOutput], told: list[list[LogprobRow]]
+) -> list[SequenceOutput]:
+    """drawn: of those that sample; told: of all, about their prompts."""
+    remaining = iter(drawn)
+    outputs = [next(remaining) if sequence.samples else SequenceOutput() for sequence in batch.sequences]
+    return [
+        attrs.evolve(output, prompt_logprobs=rows) if rows else output
+        for output, rows in zip(outputs, told, strict=True)
+    ]
+
+
+def _return_memory() -> None:
+    """The C library keeps what was freed for later; make it give it back, where it can (glibc)."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -10,59 +10,83 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from trioserve.worker.batch import ScheduledSequence
+    from trioserve.worker.rows import Row
 
-__all__ = ["apply_penalties"]
+__all__ = ["TokenCounts", "apply_penalties"]
 
 
-def apply_penalties(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) -> None:
-    """Change in place the logits of tokens that a row's sequence holds already; logits: fp32 [R, vocab].
+class TokenCounts:
+    """The tokens that a growing history contains, and how often its output does; a new token costs O(1).
+
+    token_ids: the prompt's; they count as seen 0 times.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        seen = np.unique(np.asarray(token_ids, np.int64))
+        self._places = {token: place for place, token in enumerate(seen.tolist())}
+        # Invariant: the first len(_places) entries of both belong to the tokens of _places, in its order.
+        self._token_ids = seen
+        self._counts = np.zeros(len(seen), np.float32)
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        for token in token_ids:
+            self._add(token)
+
+    def _add(self, token: int) -> None:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._token_ids):
+            self._grow()
+        self._token_ids[place] = token
+        self._counts[place] += 1
+
+    def _grow(self) -> None:
+        # In proportion, so that adding n tokens copies O(n).
+        more = 64 + len(self._token_ids) // 2
+        self._token_ids = np.concatenate((self._token_ids, np.zeros(more, np.int64)))
+        self._counts = np.concatenate((self._counts, np.zeros(more, np.float32)))
+
+    def with_drafts(self, drafts: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct tokens, int64 [N], and their counts, fp32 [N], as if the drafts were output too."""
+        size = len(self._places)
+        token_ids, counts = self._token_ids[:size], self._counts[:size]
+        if not drafts:
+            return token_ids, counts
+        new = [token for token in dict.fromkeys(drafts) if token not in self._places]
+        token_ids = np.concatenate((token_ids, np.array(new, np.int64)))
+        counts = np.concatenate((counts, np.zeros(len(new), np.float32)))
+        for token in drafts:
+            counts[self._places[token] if token in self._places else size + new.index(token)] += 1
+        return token_ids, counts
+
+
+def apply_penalties(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+    """Change in place the logits of tokens that a row's history holds already; logits: fp32 [R, vocab].
 
     Of a token with logit x that occurs in prompt or output:  x / repetition if x > 0, else x * repetition.
     Then, if it occurs n > 0 times in the output:             x - frequency * n - presence.
     """
-    repeated = [row for row, s in enumerate(sequences) if s.params.repetition_penalty != 1.0]
-    if repeated:
-        _apply_repetition(logits, sequences, repeated)
-    counted = [
-        row
-        for row, s in enumerate(sequences)
-        if s.output_token_ids and (s.params.frequency_penalty or s.params.presence_penalty)
+    with_counts = [(index, row, row.history.counts) for index, row in enumerate(rows)]
+    found = [
+        (index, row, *counts.with_drafts(row.drafts))
+        for index, row, counts in with_counts
+        if counts is not None
     ]
-    if counted:
-        _apply_frequency_and_presence(logits, sequences, counted)
-
-
-def _apply_repetition(
-    logits: torch.Tensor, sequences: Sequence[ScheduledSequence], rows: Sequence[int]
-) -> None:
-    tokens = ((row, part) for row in rows for part in _prompt_and_output(sequences[row]))
-    places, _ = _occurrences(tokens, logits.shape[1])
-    penalty = torch.tensor([s.params.repetition_penalty for s in sequences])[places // logits.shape[1]]
+    if not found:
+        return
+    sizes = torch.tensor([len(token_ids) for _, _, token_ids, _ in found])
+    token_ids = torch.from_numpy(np.concatenate([token_ids for _, _, token_ids, _ in found]))
+    counts = torch.from_numpy(np.concatenate([counts for *_, counts in found]))
+    places = _spread([index for index, *_ in found], sizes) * logits.shape[1] + token_ids
+    repetition, frequency, presence = (
+        _spread([getattr(row.params, name) for _, row, *_ in found], sizes)
+        for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    )
     flat = logits.view(-1)
     old = flat[places]
-    flat[places] = torch.where(old > 0, old / penalty, old * penalty)
+    changed = torch.where(old > 0, old / repetition, old * repetition)
+    flat[places] = changed - (frequency * counts + presence * (counts > 0))
 
 
-def _apply_frequency_and_presence(
-    logits: torch.Tensor, sequences: Sequence[ScheduledSequence], rows: Sequence[int]
-) -> None:
-    tokens = ((row, sequences[row].output_token_ids) for row in rows)
-    places, counts = _occurrences(tokens, logits.shape[1])
-    row_of = places // logits.shape[1]
-    frequency = torch.tensor([s.params.frequency_penalty for s in sequences])[row_of]
-    presence = torch.tensor([s.params.presence_penalty for s in sequences])[row_of]
-    logits.view(-1)[places] -= frequency * counts + presence
-
-
-def _prompt_and_output(sequence: ScheduledSequence) -> tuple[Sequence[int], Sequence[int]]:
-    return sequence.prompt_token_ids, sequence.output_token_ids
-
-
-def _occurrences(
-    tokens: Iterable[tuple[int, Sequence[int]]], vocab_size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each (row, token) that occurs, as row * vocab_size + token, and how often; int64 and fp32, [N] each."""
-    places = [row * vocab_size + np.asarray(ids, np.int64) for row, ids in tokens]
-    unique, counts = np.unique(np.concatenate(places), return_counts=True)
-    return torch.from_numpy(unique), torch.from_numpy(counts).float()
+def _spread(values: Sequence[float], sizes: torch.Tensor) -> torch.Tensor:
+    """One value per row -> one per token: the first sizes[0] times values[0], and so on."""
+    return torch.tensor(values).repeat_interleave(sizes)

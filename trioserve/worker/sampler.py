@@ -1,66 +1,248 @@
-"""From the logits of a step to its tokens, all rows at once, each by its own parameters."""
+"""From the logits of a step to its tokens, all rows at once, each by its own parameters.
+
+Speculation: a sequence has one row for its next token, and one more after each draft, drawn as if the drafts
+before it had been the output. Its drafts are kept as long as the token drawn in a draft's place is that
+draft; the first drawn token that differs ends the step's output, and where none does, the token drawn after
+the last draft does. What comes out is what drawing token by token would have given:
+
+- Each token that is kept was drawn by the ordinary rules from the distribution after exactly the tokens
+  before it, with the same uniform number of (seed, position). So with a seed the output is identical with and
+  without drafts, whoever proposes them and whether they are right.
+- It is also rejection sampling, which accepts x, proposed with probability q(x), with probability
+  min(1, p(x) / q(x)) and else draws from max(0, p - q), rescaled. A draft is a point mass, q(x) = 1: accept
+  with probability p(x), else draw from p without x. Drawing from p and comparing with x is the same
+  experiment: it gives x with probability p(x), and another token y with probability p(y).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 import torch
 
-from trioserve.worker.batch import SampledToken
-from trioserve.worker.biases import apply_biases, must_not_stop
+from trioserve.worker.batch import SampledToken, ScheduledSequence, SequenceOutput
+from trioserve.worker.biases import apply_logit_bias, early_stop_tokens
 from trioserve.worker.filters import draw_tokens
+from trioserve.worker.histories import Histories
+from trioserve.worker.logits_processors import apply_processors
 from trioserve.worker.logprobs import RawLogprobs
+from trioserve.worker.masks import allowed_tokens, bar, keep_only
 from trioserve.worker.penalties import apply_penalties
+from trioserve.worker.rows import Row, drafts_of, rows_of
+from trioserve.worker.thinking import apply_thinking_budgets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from trioserve.worker.batch import ScheduledSequence
+    from trioserve.worker.batch import LogprobRow
+    from trioserve.worker.histories import History
+    from trioserve.worker.logits_processors import LogitsProcessor
 
-__all__ = ["sample", "uniform"]
+__all__ = ["Sampler", "uniform"]
+
+_NO_MASKS: dict[int, np.ndarray] = {}
 
 
-def sample(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) -> list[SampledToken]:
-    """The next token of each sequence.
+class Sampler:
+    """Draws the tokens of one step after the other.
 
-    The order: raw logprobs are taken; min_tokens, logit_bias and penalties change the logits; greedy rows
-    take the highest, the others go through temperature, min_p, top_k, top_p and a draw. A row's token
-    depends on its own logits, parameters, seed and position only.
-
-    logits: [R, vocab], one row per sequence, fp32 or bf16; fp32 ones are overwritten.
+    What it remembers of a request (`trioserve.worker.histories`) saves work and changes nothing.
     """
-    logits = logits.float()
-    if all(_is_plain_greedy(sequence) for sequence in sequences):
-        return [SampledToken(token_id) for token_id in logits.argmax(-1).tolist()]
-    logprobs = RawLogprobs.capture(logits, sequences)
-    apply_biases(logits, sequences)
-    apply_penalties(logits, sequences)
-    token_ids = _choose(logits, sequences)
-    reported = logprobs.report(token_ids) if logprobs is not None else {}
-    return [reported.get(row) or SampledToken(token_id) for row, token_id in enumerate(token_ids)]
+
+    def __init__(self, vocab_size: int, processors: Sequence[LogitsProcessor] = ()) -> None:
+        self._histories = Histories(vocab_size)
+        self._processors = processors
+        self._processes_greedy = any(not processor.is_argmax_invariant() for processor in processors)
+
+    @property
+    def num_remembered(self) -> int:
+        """Requests that it remembers something of: at most those of the last step."""
+        return len(self._histories)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        sequences: Sequence[ScheduledSequence],
+        grammar_masks: Mapping[int, np.ndarray] = _NO_MASKS,
+    ) -> list[SequenceOutput]:
+        """The next tokens of each sequence; their grammars are advanced by them.
+
+        The order: raw logprobs are taken; grammar masks and allowed_token_ids, bad_words, min_tokens and
+        logit_bias, penalties, custom processors and the thinking budget change the logits; greedy rows take
+        the highest, the others go through temperature, min_p, top_k, top_p and a draw. A row's token depends
+        on its own logits, parameters, history, seed and position only. `trioserve.worker.masks` says what
+        happens where constraints contradict each other.
+
+        logits: [R, vocab], 1 + num_drafts rows per sequence, fp32 or bf16; fp32 ones are overwritten.
+        grammar_masks: of the sequences with a grammar, as `GrammarMasks` fills them.
+        """
+        logits = logits.float()
+        if not self._processes_greedy and all(_is_plain_greedy(sequence) for sequence in sequences):
+            drawn: list[int] = logits.argmax(-1).tolist()
+            return _plain_outputs(drawn, sequences)
+        step = _Step.of(sequences, self._histories.of(sequences), grammar_masks)
+        logprobs = RawLogprobs.capture(logits, step.rows)
+        logits, broken = self._shape(logits, step)
+        return _outputs(_choose(logits, step.rows), step, logprobs, broken)
+
+    def _shape(self, logits: torch.Tensor, step: _Step) -> tuple[torch.Tensor, set[int]]:
+        """Everything between the raw logits and the choice; and the rows that cannot be drawn from."""
+        rows, vocab_size = step.rows, logits.shape[1]
+        keep_only(logits, step.allowed)
+        bad = ((index, row.history.bad_words, row) for index, row in enumerate(rows))
+        bar(logits, {index: words.completing(row) for index, words, row in bad if words is not None})
+        bar(logits, {index: early_stop_tokens(row, vocab_size) for index, row in enumerate(rows)})
+        apply_logit_bias(logits, rows)
+        apply_penalties(logits, rows)
+        broken: set[int] = set()
+        if self._processors:
+            logits = apply_processors(logits, rows, self._processors)
+            keep_only(logits, step.allowed)
+            broken = _mend(logits)
+        apply_thinking_budgets(logits, rows, step.grammar_masks)
+        return logits, broken
+
+
+@attrs.frozen(eq=False)
+class _Step:
+    """The rows of all sequences, one after the other."""
+
+    sequences: Sequence[ScheduledSequence]
+    rows: list[Row]
+    counting: list[range]
+    """By sequence: its rows that count. The others are drawn as well, and ignored."""
+    grammar_masks: dict[int, np.ndarray]
+    """By row: what a grammar leaves, bool [vocab]."""
+    allowed: dict[int, np.ndarray]
+    """By row: what is left by that and `allowed_token_ids`."""
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[ScheduledSequence],
+        histories: Sequence[History],
+        masks: Mapping[int, np.ndarray],
+    ) -> _Step:
+        step = cls(sequences, [], [], {}, {})
+        for index, sequence in enumerate(sequences):
+            first = len(step.rows)
+            step.rows.extend(rows_of(sequence, histories[index]))
+            num_counting = 1 + sequence.num_drafts
+            if sequence.grammar is not None:
+                mask = masks.get(index, ())
+                num_counting = len(mask)
+                step.grammar_masks.update(enumerate(mask, first))
+            step.counting.append(range(first, first + num_counting))
+        for place, row in enumerate(step.rows):
+            allowed = allowed_tokens(step.grammar_masks.get(place), row)
+            if allowed is not None:
+                step.allowed[place] = allowed
+        return step
 
 
 def _is_plain_greedy(sequence: ScheduledSequence) -> bool:
-    params = sequence.params
-    reads_only = params.logprobs is None and not params.logit_bias
-    return params.is_greedy and reads_only and not params.needs_penalties and not must_not_stop(sequence)
+    """Does only the highest logit matter?"""
+    params, constraints = sequence.params, sequence.constraints
+    return (
+        params.is_greedy
+        and sequence.grammar is None
+        and not params.reports_logprobs
+        and not params.logit_bias
+        and params.allowed_token_ids is None
+        and len(sequence.output_token_ids) >= params.min_tokens
+        and not params.needs_penalties
+        and not constraints.bad_words
+        and constraints.thinking is None
+    )
 
 
-def _choose(logits: torch.Tensor, sequences: Sequence[ScheduledSequence]) -> list[int]:
-    greedy = [row for row, s in enumerate(sequences) if s.params.is_greedy]
-    random = [row for row, s in enumerate(sequences) if not s.params.is_greedy]
-    chosen = torch.empty(len(sequences), dtype=torch.int64)
+def _mend(logits: torch.Tensor) -> set[int]:
+    """The rows in which nothing can be drawn (all -inf, or a +inf or NaN among them); they become zeros."""
+    broken = ~logits.amax(-1).isfinite()
+    logits[broken] = 0.0
+    return set(broken.nonzero()[:, 0].tolist())
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    greedy = [index for index, row in enumerate(rows) if row.params.is_greedy]
+    random = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+    chosen = torch.empty(len(rows), dtype=torch.int64)
     if greedy:
-        chosen[greedy] = logits[greedy].argmax(-1)
+        chosen[greedy] = _at(logits, greedy).argmax(-1)
     if random:
-        drawing = [sequences[row] for row in random]
-        uniforms = torch.tensor(
-            [uniform(s.seed, len(s.output_token_ids)) for s in drawing], dtype=torch.float64
+        drawing = [rows[index] for index in random]
+        uniforms = [uniform(row.sequence.seed, row.position) for row in drawing]
+        chosen[random] = draw_tokens(
+            _at(logits, random), [row.params for row in drawing], torch.tensor(uniforms, dtype=torch.float64)
         )
-        chosen[random] = draw_tokens(logits[random], [s.params for s in drawing], uniforms)
     token_ids: list[int] = chosen.tolist()
     return token_ids
+
+
+def _at(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
+    """These rows; all of them are not copied."""
+    return logits if len(indices) == len(logits) else logits[indices]
+
+
+def _plain_outputs(drawn: list[int], sequences: Sequence[ScheduledSequence]) -> list[SequenceOutput]:
+    outputs = []
+    first = 0
+    for sequence in sequences:
+        end = first + 1 + sequence.num_drafts
+        kept = _kept(drawn[first:end], drafts_of(sequence))
+        outputs.append(SequenceOutput([SampledToken(token) for token in kept]))
+        first = end
+    return outputs
+
+
+def _kept(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
+    """From a sequence's rows: tokens while they are the drafts, and one more."""
+    count = 0
+    for token, draft in zip(drawn, drafts, strict=False):
+        if token != draft:
+            break
+        count += 1
+    return drawn[: count + 1]
+
+
+def _outputs(
+    drawn: list[int], step: _Step, logprobs: RawLogprobs | None, broken: set[int]
+) -> list[SequenceOutput]:
+    kept = [
+        _kept(drawn[rows.start : rows.stop], drafts_of(sequence))
+        for sequence, rows in zip(step.sequences, step.counting, strict=True)
+    ]
+    kept_rows = [rows[: len(tokens)] for rows, tokens in zip(step.counting, kept, strict=True)]
+    reported = logprobs.report(drawn, kept_rows) if logprobs is not None else {}
+    outputs = []
+    for sequence, tokens, rows in zip(step.sequences, kept, kept_rows, strict=True):
+        failure = _advance(sequence, tokens)
+        if not broken.isdisjoint(rows):
+            failure = "A custom logits processor left no token to draw."
+        outputs.append(
+            _output(tokens, rows, reported) if failure is None else SequenceOutput(failure=failure)
+        )
+    return outputs
+
+
+def _advance(sequence: ScheduledSequence, tokens: Sequence[int]) -> str | None:
+    """Tell the sequence's grammar; and why it cannot go on, if it cannot."""
+    grammar = sequence.grammar
+    if grammar is None:
+        return None
+    if grammar.failure is None and not tokens:
+        return "Its grammar allows no token."
+    if grammar.failure is None:
+        grammar.advance(tokens)
+    return grammar.failure
+
+
+def _output(tokens: Sequence[int], rows: Sequence[int], reported: Mapping[int, LogprobRow]) -> SequenceOutput:
+    pairs = zip(tokens, rows, strict=True)
+    return SequenceOutput([SampledToken(token, reported.get(row)) for token, row in pairs])
 
 
 def uniform(seed: int, position: int) -> float:

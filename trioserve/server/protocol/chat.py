@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from msgspec import UNSET, UnsetType
 
+from trioserve.outputs import TokenLogprobs
 from trioserve.server.protocol.messages import ChatMessage
 from trioserve.server.protocol.sampling import SamplingFields
 from trioserve.server.protocol.usage import Usage
@@ -46,6 +47,17 @@ class ChatCompletionRequest(SamplingFields):
     def num_top_logprobs(self) -> int | None:
         """None: no logprobs at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        names = super().field_names | {"logprobs": "top_logprobs"}
+        return (
+            names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
+        )
 
     @property
     def adds_generation_prompt(self) -> bool:
@@ -117,6 +129,7 @@ class ChatCompletion:
     service_tier: str | None = None
     system_fingerprint: str
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: Sequence[TokenLogprobs | None] | UnsetType = UNSET
 
 
 @attrs.define

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import attrs
 from msgspec import UNSET, UnsetType
 
+from trioserve.outputs import TokenLogprobs
 from trioserve.server.protocol.sampling import SamplingFields
 from trioserve.server.protocol.usage import Usage
 
@@ -15,9 +16,12 @@ __all__ = ["Completion", "CompletionChoice", "CompletionLogprobs", "CompletionRe
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest(SamplingFields):
+    """`max_tokens` may be 0 with `echo`: then the answer is the prompt."""
+
     prompt: str | list[str] | list[int] | list[list[int]]
     logprobs: int | None = None
     echo: bool | None = None
+    """The prompt comes back before the output, in logprobs too."""
     best_of: int | None = None
     """Only as `n` says it already."""
     add_special_tokens: bool | None = None
@@ -31,17 +35,39 @@ class CompletionRequest(SamplingFields):
             return [self.prompt]
         return self.prompt  # type: ignore[return-value]  # structured: all texts, or all lists
 
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Those of an echo are of the prompt, too."""
+        if self.prompt_logprobs is None and self.echo:
+            return self.logprobs
+        return self.prompt_logprobs
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        if self.prompt_logprobs is not None:
+            return super().field_names
+        return super().field_names | {"prompt_logprobs": "logprobs"}
+
 
 @attrs.define(kw_only=True)
 class CompletionLogprobs:
     """Four columns, one entry per token."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None for the prompt's first token, which nothing comes before."""
+    top_logprobs: list[dict[str, float] | None]
     """The most likely tokens and the sampled one, so up to one more than were asked for."""
     text_offset: list[int]
     """Where the token starts, in characters from the start of the choice's text."""
+
+    def followed_by(self, other: CompletionLogprobs) -> CompletionLogprobs:
+        return CompletionLogprobs(
+            tokens=self.tokens + other.tokens,
+            token_logprobs=self.token_logprobs + other.token_logprobs,
+            top_logprobs=self.top_logprobs + other.top_logprobs,
+            text_offset=self.text_offset + other.text_offset,
+        )
 
 
 @attrs.define(kw_only=True)
@@ -55,6 +81,7 @@ class CompletionChoice:
     stop_reason: int | str | None = None
     token_ids: Sequence[int] | UnsetType = UNSET
     prompt_token_ids: Sequence[int] | UnsetType = UNSET
+    prompt_logprobs: Sequence[TokenLogprobs | None] | UnsetType = UNSET
 
 
 @attrs.define(kw_only=True)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from trioserve.beam_search_params import BeamSearchParams
 from trioserve.sampling_params import SamplingParams
 from trioserve.server.protocol.chat import ChatCompletionRequest
 from trioserve.server.protocol.completions import CompletionRequest
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS
+from trioserve.validators import integer, optional
 
 if TYPE_CHECKING:
     from trioserve.server.protocol.sampling import SamplingFields
@@ -27,12 +29,33 @@ _SHARED = {
     for name in (
         "n", "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "min_tokens", "max_tokens",
+        "prompt_logprobs", "allowed_token_ids", "bad_words",
     )
 }  # fmt: skip
+
+_NOT_IN_BEAM_SEARCH = (
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids",
+    "min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words", "repetition_detection",
+    "thinking_token_budget",
+)  # fmt: skip
+"""Parameters that would have to act on what a search finds; those of the draw have nothing to act on."""
 
 
 def _renamed(name: str, *, to: str) -> attrs.Attribute[Any]:
     return _PARAMS[name].evolve(name=to)
+
+
+def _integer_from(least: int, name: str, allowed: str) -> attrs.Attribute[Any]:
+    """`name` with another lower bound than the parameter of that name has."""
+    return _PARAMS[name].evolve(validator=optional(integer(allowed, lambda value: value >= least)))
+
+
+_SHARED |= {
+    "length_penalty": attrs.fields_dict(BeamSearchParams)["length_penalty"],
+    "thinking_token_budget": _integer_from(
+        -1, "thinking_token_budget", "an integer >= 0, or -1 for no limit"
+    ),
+}
 
 
 def _shared_conflicts(request: SamplingFields) -> list[Problem]:
@@ -41,7 +64,36 @@ def _shared_conflicts(request: SamplingFields) -> list[Problem]:
         problems.append(Problem("stream_options", "stream_options is only allowed when stream is true."))
     if request.cache_salt is not None and not request.cache_salt:
         problems.append(Problem("cache_salt", "cache_salt must be a non-empty string, got ''."))
-    return problems
+    if request.prompt_logprobs is not None and request.stream:
+        problems.append(Problem("prompt_logprobs", "prompt_logprobs is only allowed when stream is false."))
+    if request.response_format and request.response_format.constrains and request.structured_outputs:
+        sentence = "response_format and structured_outputs cannot both say what form the output must have."
+        problems.append(Problem("response_format", sentence))
+    return problems + (_beam_search_conflicts(request) if request.use_beam_search else [])
+
+
+def _beam_search_conflicts(request: SamplingFields) -> list[Problem]:
+    problems = []
+    if request.stream:
+        sentence = "use_beam_search is only allowed when stream is false: nothing is final before the end."
+        problems.append(Problem("use_beam_search", sentence))
+    given = [
+        name
+        for name in _NOT_IN_BEAM_SEARCH
+        if getattr(request, name) not in (None, [], {}, "", _PARAMS[name].default)
+    ]
+    if request.custom_args:
+        given.append("vllm_xargs")
+    return problems + [Problem(name, f"{name} cannot be combined with use_beam_search.") for name in given]
+
+
+def _beam_logprobs_conflicts(request: SamplingFields, field: str, number: int | None) -> list[Problem]:
+    """A search knows of each token those that it was chosen from: twice as many as it is wide."""
+    known = 2 * (request.n or 1)
+    if not request.use_beam_search or number is None or 0 <= number <= known:
+        return []
+    sentence = f"{field} must be from 0 to 2 * n ({known}) with use_beam_search, got {number}."
+    return [Problem(field, sentence)]
 
 
 def _chat_conflicts(request: ChatCompletionRequest) -> list[Problem]:
@@ -57,6 +109,10 @@ def _chat_conflicts(request: ChatCompletionRequest) -> list[Problem]:
         if name in (request.chat_template_kwargs or {}):
             path = f"chat_template_kwargs.{name}"
             problems.append(Problem(path, f"{path} must not be given: it is the server's to choose."))
+    if request.use_beam_search and request.token_limit is None:
+        sentence = "max_completion_tokens must be given with use_beam_search."
+        problems.append(Problem("max_completion_tokens", sentence))
+    problems += _beam_logprobs_conflicts(request, "top_logprobs", request.num_top_logprobs)
     return problems + _tool_conflicts(request)
 
 
@@ -79,12 +135,23 @@ def _completion_conflicts(request: CompletionRequest) -> list[Problem]:
     if len(request.prompts) > MAX_PROMPTS:
         sentence = f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(request.prompts)}."
         problems.append(Problem("prompt", sentence))
-    if request.echo and request.logprobs is not None:
-        problems.append(Problem("echo", "echo cannot be combined with logprobs."))
+    problems += _echo_conflicts(request)
+    problems += _beam_logprobs_conflicts(request, "logprobs", request.logprobs)
     if request.best_of is not None and request.best_of != (request.n or 1):
         sentence = f"best_of must be null or equal to n ({request.n or 1}), got {request.best_of}."
         problems.append(Problem("best_of", sentence))
     return problems
+
+
+def _echo_conflicts(request: CompletionRequest) -> list[Problem]:
+    if request.max_tokens == 0 and not request.echo:
+        return [Problem("max_tokens", "max_tokens must be at least 1 unless echo is true, got 0.")]
+    if request.echo and request.logprobs is not None:
+        if request.use_beam_search:
+            return [Problem("echo", "echo with logprobs cannot be combined with use_beam_search.")]
+        if request.stream and (request.n or 1) > 1:
+            return [Problem("echo", f"echo with logprobs needs n = 1 in a stream, got {request.n}.")]
+    return []
 
 
 CHAT_READER = RequestReader(
@@ -100,7 +167,11 @@ CHAT_READER = RequestReader(
 
 COMPLETION_READER = RequestReader(
     kind=CompletionRequest,
-    ranges=_SHARED | {"logprobs": _PARAMS["logprobs"]},
+    ranges=_SHARED
+    | {
+        "logprobs": _integer_from(0, "logprobs", "an integer >= 0"),
+        "max_tokens": _integer_from(0, "max_tokens", "an integer >= 1, or 0 with echo"),
+    },
     refusals=COMPLETION_REFUSALS,
     conflicts=_completion_conflicts,
 )

@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 import msgspec
 
 from trioserve.errors import InvalidRequestError
 from trioserve.server.protocol.refusals import HARMLESS, Refusal
+from trioserve.structured_outputs import StructuredOutputsParams
 from trioserve.structuring import FieldProblem, find_problems, make_converter
+
+if TYPE_CHECKING:
+    import cattrs
 
 __all__ = ["Problem", "RequestReader", "read_object"]
 
 T = TypeVar("T")
 
 _logger = logging.getLogger("trioserve.server")
-_converter = make_converter(forbid_extra_keys=False)
+
+
+def _structure_output_form(value: dict[str, Any], _: object) -> StructuredOutputsParams:
+    """By the class itself: it takes JSON's types, and words what it refuses."""
+    known = attrs.fields_dict(StructuredOutputsParams)
+    if unknown := sorted(value.keys() - known.keys()):
+        raise InvalidRequestError(f"structured_outputs has unknown keys: {', '.join(map(repr, unknown))}.")
+    return StructuredOutputsParams(**{name: given for name, given in value.items() if given is not None})
+
+
+def _make_converter() -> cattrs.Converter:
+    converter = make_converter(forbid_extra_keys=False)
+    converter.register_structure_hook(StructuredOutputsParams, _structure_output_form)
+    return converter
+
+
+_converter = _make_converter()
 
 
 @attrs.frozen
@@ -130,9 +150,10 @@ def _explain(problem: FieldProblem) -> Problem:
     error = problem.error
     if not isinstance(error, InvalidRequestError):
         return Problem(problem.path, f"{problem.path or 'The body'} {problem.message}.")
-    # Raised by a class of the protocol: its parameter goes on from the path of the object.
-    path = ".".join(part for part in (problem.path, error.parameter) if part)
-    return Problem(path, f"{path}: {error}")
+    # Raised by an object's own class: its parameter goes on from the path of the object, or is its name.
+    parts = (problem.path, error.parameter) if error.parameter != problem.path else (problem.path,)
+    path = ".".join(part for part in parts if part)
+    return Problem(path, str(error) if str(error).startswith(path) else f"{path}: {error}")
 
 
 def _short(value: object) -> str:

@@ -43,26 +43,10 @@ def _true(*fields: str) -> tuple[Refusal, ...]:
     return tuple(Refusal(field, "true or null", lambda value: value is True) for field in fields)
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 _BOTH = (
-    Refusal("response_format", 'null or {"type": "text"}', _is_text_format),
-    *_null(
-        "allowed_token_ids",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
-        "prompt_logprobs",
-        "repetition_detection",
-        "structured_outputs",
-        "thinking_token_budget",
-        "truncate_prompt_tokens",
-    ),
-    *_empty("bad_words", "kv_transfer_params", "logits_processors", "vllm_xargs"),
-    *_false("return_tokens_as_token_ids", "use_beam_search"),
+    *_null("guided_choice", "guided_grammar", "guided_json", "guided_regex", "truncate_prompt_tokens"),
+    *_empty("kv_transfer_params", "logits_processors"),
+    *_false("return_tokens_as_token_ids"),
     *_true("spaces_between_special_tokens"),
 )
 
@@ -81,7 +65,6 @@ COMPLETION_REFUSALS = (*_BOTH, *_null("prompt_embeds"), *_empty("suffix"))
 
 HARMLESS = frozenset(
     {
-        "length_penalty",
         "media_io_kwargs",
         "metadata",
         "mm_processor_kwargs",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
+
+from trioserve.sampling_params import RepetitionDetection
+from trioserve.server.protocol.response_format import ResponseFormat
+from trioserve.structured_outputs import StructuredOutputsParams
 
 __all__ = ["SamplingFields", "StreamOptions"]
 
@@ -19,7 +25,7 @@ class StreamOptions:
 class SamplingFields:
     """None always means "not given": the model's default, then ours, holds.
 
-    Ranges are those of `trioserve.sampling_params.SamplingParams`.
+    Ranges and meanings are those of `trioserve.sampling_params.SamplingParams`.
     """
 
     model: str | None = None
@@ -40,12 +46,53 @@ class SamplingFields:
     min_tokens: int | None = None
     max_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
+    """-1: no limit."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    """The other way of saying it; only one of the two may constrain the output."""
+    vllm_xargs: dict[str, Any] | None = None
+    """For custom logits processors."""
+    extra_args: dict[str, Any] | None = None
+    """Another spelling of `vllm_xargs`."""
+    use_beam_search: bool | None = None
+    """Search for the n best answers instead of drawing; see `trioserve.beam_search_params`."""
+    length_penalty: float | None = None
+    """Of a beam search."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """None: no logprobs of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def output_form(self) -> StructuredOutputsParams | None:
+        """What the output must match."""
+        if self.structured_outputs is not None or self.response_format is None:
+            return self.structured_outputs
+        return self.response_format.params()
+
+    @property
+    def custom_args(self) -> dict[str, Any] | None:
+        return (self.vllm_xargs or {}) | (self.extra_args or {}) or None
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        """What the engine calls a parameter -> the field that the client used, where that is another."""
+        names = {"beam_width": "n"}
+        if self.response_format is None or self.structured_outputs is not None:
+            return names
+        return names | {"structured_outputs": "response_format"}
 
     @property
     def wants_usage(self) -> bool:

@@ -1,0 +1,138 @@
+"""The native decoders against transformers' on the same random weights, through paged attention in chunks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers
+
+from helpers_worker import PagedModel, resolved, tiny_gemma3, tiny_llama, tiny_qwen2
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Tiny = Callable[..., transformers.PreTrainedModel]
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
+WINDOWS_FROM_1 = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}
+TWO_ROTATIONS = {"full_attention": LINEAR, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
+
+VARIANTS: dict[str, tuple[Tiny, dict[str, Any]]] = {
+    "llama": (tiny_llama, {}),
+    "llama, one head per group": (tiny_llama, {"num_key_value_heads": 4}),
+    "llama, one key-value head": (
+        tiny_llama,
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 10},
+    ),
+    "llama, wide heads": (tiny_llama, {"head_dim": 24}),
+    "llama, tied": (tiny_llama, {"tie_word_embeddings": True}),
+    "llama, biases": (tiny_llama, {"attention_bias": True, "mlp_bias": True}),
+    "llama, linear positions": (tiny_llama, {"rope_parameters": LINEAR}),
+    "llama, llama3 positions": (tiny_llama, {"rope_parameters": LLAMA3}),
+    "qwen2": (tiny_qwen2, {}),
+    "qwen2, tied": (tiny_qwen2, {"tie_word_embeddings": True}),
+    "qwen2, windows": (tiny_qwen2, WINDOWS_FROM_1),
+    "gemma3": (tiny_gemma3, {}),
+    "gemma3, untied": (tiny_gemma3, {"tie_word_embeddings": False}),
+    "gemma3, window of one": (tiny_gemma3, {"sliding_window": 1}),
+    "gemma3, window longer than the text": (tiny_gemma3, {"sliding_window": 200}),
+    "gemma3, two rotations": (tiny_gemma3, {"rope_parameters": TWO_ROTATIONS}),
+    "gemma3, capped logits": (tiny_gemma3, {"final_logit_softcapping": 3.0}),
+    "gemma3, windows only": (tiny_gemma3, {"layer_types": ["sliding_attention"] * 7}),
+    "gemma3, biases": (tiny_gemma3, {"attention_bias": True}),
+}
+PROMPT = random.Random(1).choices(range(101), k=60)
+CHUNKS = {"whole": [60], "chunked": [1, 3, 17, 1, 1, 20, 7, 10]}
+
+
+def save(theirs: transformers.PreTrainedModel, directory: Path, **values: Any) -> Any:
+    theirs.save_pretrained(directory)
+    return resolved(directory, architecture=type(theirs).__name__, **values)
+
+
+def logits_of(paged: PagedModel, prompt: list[int], chunks: list[int]) -> torch.Tensor:
+    sequence = paged.new_sequence(prompt)
+    return torch.cat([paged.step([(sequence, size)])[0] for size in chunks])
+
+
+def expected_logits(theirs: transformers.PreTrainedModel, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = theirs(torch.tensor([prompt])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("chunks", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize(("tiny", "changes"), VARIANTS.values(), ids=VARIANTS)
+def test_logits_of_every_position(
+    tiny: Tiny, changes: dict[str, Any], chunks: list[int], tmp_path: Path
+) -> None:
+    theirs = tiny(**changes)
+    ours = logits_of(PagedModel(save(theirs, tmp_path)), PROMPT, chunks)
+    torch.testing.assert_close(ours, expected_logits(theirs, PROMPT), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+def test_blocks_of_any_size(block_size: int, tmp_path: Path) -> None:
+    theirs = tiny_gemma3()
+    paged = PagedModel(save(theirs, tmp_path), block_size=block_size, num_blocks=400 // block_size + 8)
+    ours = logits_of(paged, PROMPT, CHUNKS["chunked"])
+    torch.testing.assert_close(ours, expected_logits(theirs, PROMPT), atol=1e-4, rtol=1e-4)
+
+
+def test_a_chunk_far_longer_than_the_window(tmp_path: Path) -> None:
+    theirs = tiny_gemma3(max_position_embeddings=1300)
+    prompt = random.Random(2).choices(range(101), k=1300)
+    ours = logits_of(PagedModel(save(theirs, tmp_path), num_blocks=1500), prompt, [1200, 100])
+    torch.testing.assert_close(ours, expected_logits(theirs, prompt), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tiny", [tiny_llama, tiny_qwen2, tiny_gemma3])
+def test_bfloat16_stays_close_to_float32(tiny: Tiny, tmp_path: Path) -> None:
+    theirs = tiny()
+    ours = logits_of(PagedModel(save(theirs, tmp_path, dtype="bfloat16")), PROMPT, [40, 1, 6, 13])
+    assert ours.dtype is torch.bfloat16
+    expected = expected_logits(theirs, PROMPT)
+    assert torch.cosine_similarity(ours.float(), expected).min() > 0.998
+
+
+def test_bfloat16_scales_embeddings_as_transformers_does(tmp_path: Path) -> None:
+    """The factor is rounded to bfloat16: sqrt(40) = 6.3246 becomes 6.3125."""
+    changes = {"hidden_size": 40, "num_hidden_layers": 1, "sliding_window_pattern": 1}
+    theirs = tiny_gemma3(**changes).bfloat16()
+    paged = PagedModel(save(theirs, tmp_path, dtype="bfloat16"))
+    token_ids = torch.arange(101)
+    with torch.inference_mode():
+        expected = theirs.model.embed_tokens(token_ids)
+    assert torch.equal(paged.model._embedding(token_ids), expected)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "changes"), [(tiny_llama, {}), (tiny_qwen2, WINDOWS_FROM_1), (tiny_gemma3, {})]
+)
+def test_greedy_text_in_a_shuffled_batch_is_that_of_transformers_alone(
+    tiny: Tiny, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = tiny(**changes)
+    paged = PagedModel(save(theirs, tmp_path), num_blocks=500)
+    rng = random.Random(2)
+    sequences = [paged.new_sequence(rng.choices(range(101), k=rng.randint(1, 40))) for _ in range(8)]
+    for step in range(60):  # sequence i arrives at step 2 i; chunks of all sizes; others decode meanwhile
+        running = [s for i, s in enumerate(sequences) if 2 * i <= step and len(s.output) < 12]
+        rng.shuffle(running)
+        if running:
+            paged.greedy([(sequence, rng.choice([1, 5, 40])) for sequence in running])
+    for sequence in sequences:
+        likeliest = expected_logits(theirs, sequence.prompt + sequence.output).argmax(-1).tolist()
+        assert sequence.output == likeliest[len(sequence.prompt) - 1 : -1]

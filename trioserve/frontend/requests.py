@@ -1,0 +1,223 @@
+"""Starting and ending requests on one engine."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import random
+import time
+import uuid
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import trio
+
+from trioserve.errors import ClosedError, EngineDeadError
+from trioserve.frontend.channel import OutputChannel
+from trioserve.frontend.completion import Completion
+from trioserve.frontend.input_processor import Routing
+from trioserve.frontend.logprobs import PromptLogprobs
+from trioserve.link.messages import Add
+from trioserve.sampling_params import RequestOutputKind, SamplingParams
+from trioserve.token_constraints import TokenConstraints
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from trioserve.config import EngineConfig
+    from trioserve.frontend.input_processor import InputProcessor
+    from trioserve.frontend.output_processor import OutputProcessor
+    from trioserve.frontend.prompts import PromptType
+    from trioserve.frontend.tokenizer import Tokenizer
+    from trioserve.link.client import EngineCoreClient
+    from trioserve.outputs import FinishReason, RequestOutput
+
+__all__ = ["Requests", "Round", "SubmittedRequest"]
+
+log = logging.getLogger("trioserve.requests")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Round:
+    """What the engine is to do for a channel: one sequence for each of its completions."""
+
+    prompts: Sequence[bytes]
+    """Per completion, int32 token ids."""
+    params: SamplingParams
+    routing: Routing
+    constraints: TokenConstraints = attrs.field(factory=TokenConstraints)
+
+
+class Requests:
+    """The requests of one AsyncLLM.
+
+    Every request has a channel, from `submit` or `register` to `release`. What takes a channel into account
+    is synchronous, so nothing is left behind wherever a cancellation strikes.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        inputs: InputProcessor,
+        outputs: OutputProcessor,
+        tokenizer: Tokenizer,
+        get_client: Callable[[], EngineCoreClient],
+    ) -> None:
+        """`get_client` raises EngineDeadError or ClosedError where there is no engine (any more)."""
+        self.inputs = inputs
+        self.tokenizer = tokenizer
+        self._logs = config.log.requests
+        self._outputs = outputs
+        self._get_client = get_client
+        self._sequence_ids = itertools.count(1)
+        self._seeds = random.Random(config.model.seed)
+
+    async def submit(
+        self, prompt: PromptType, params: SamplingParams, routing: Routing, *, request_id: str | None
+    ) -> OutputChannel:
+        """Start a request; see `AsyncLLM.submit`."""
+        arrival_time = time.monotonic()
+        self._get_client()
+        routing.check()
+        tokenized = await self.inputs.tokenize(prompt)
+        params = self.inputs.fit_params(params, len(tokenized.token_ids))
+        constraints = await self.inputs.constraints(params)
+        channel = self.open_channel(request_id, params)
+        channel.prompt = tokenized.text
+        channel.begin(tokenized.token_ids, self._completions(params, tokenized.token_ids))
+        channel.arrival_time = arrival_time
+        channel.prompt_logprobs = self._prompt_logprobs(params, len(tokenized.token_ids))
+        prompts = [array("i", tokenized.token_ids).tobytes()] * params.n
+        routing = routing.for_prompt(tokenized)
+        self.start(channel, Round(prompts=prompts, params=params, routing=routing, constraints=constraints))
+        return channel
+
+    def open_channel(self, request_id: str | None, params: SamplingParams) -> OutputChannel:
+        """Without completions, and not known to anybody yet."""
+        return OutputChannel(
+            request_id=request_id or f"req-{uuid.uuid4().hex}",
+            kind=params.output_kind,
+            # A stop string can be found only where the text is made.
+            streams=params.output_kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop),
+        )
+
+    def _completions(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> list[Completion]:
+        return [Completion(index, params, self.tokenizer, prompt_token_ids) for index in range(params.n)]
+
+    def _prompt_logprobs(self, params: SamplingParams, prompt_length: int) -> PromptLogprobs | None:
+        if params.prompt_logprobs is None:
+            return None
+        return PromptLogprobs(
+            prompt_length,
+            self.tokenizer,
+            flat=params.flat_logprobs,
+            shown_once=params.output_kind is RequestOutputKind.DELTA,
+        )
+
+    def register(self, channel: OutputChannel) -> None:
+        """Make a channel known (for `abort`, and the engine's end) before its first round."""
+        self._outputs.register(channel, {})
+
+    def start(self, channel: OutputChannel, work: Round) -> None:
+        """Send a round to the engine. Not a checkpoint; if it raises, the channel is released.
+
+        Raises:
+          EngineDeadError: the engine core is gone.
+          OverloadedError: it is too far behind to take it.
+          ClosedError: the AsyncLLM was closed.
+        """
+        sequences = {next(self._sequence_ids): completion for completion in channel.completions}
+        if self._logs:
+            log.info(
+                "%s: %d prompt tokens, %r", channel.request_id, len(channel.prompt_token_ids), work.params
+            )
+        self._outputs.register(channel, sequences)
+        try:
+            client = self._get_client()
+            time_left = _time_left()
+            for sequence_id, completion in sequences.items():
+                client.add(self._make_add(sequence_id, completion.index, channel, work, time_left))
+        except BaseException:
+            self.release(channel)
+            raise
+
+    def _make_add(
+        self, sequence_id: int, index: int, channel: OutputChannel, work: Round, time_left: float | None
+    ) -> Add:
+        params = work.params
+        if params.n > 1:
+            # A prompt's logprobs are the same for all of its completions, so one of them reports them.
+            params = attrs.evolve(params, n=1, prompt_logprobs=None if index else params.prompt_logprobs)
+        return Add(
+            request_id=sequence_id,
+            prompt_token_ids=work.prompts[index],
+            params=params,
+            constraints=work.constraints,
+            seed=self._seed(work.params, index),
+            streams=channel.streams,
+            time_left=time_left,
+            priority=work.routing.priority,
+            cache_salt=work.routing.cache_salt,
+        )
+
+    def _seed(self, params: SamplingParams, index: int) -> int:
+        """Of n completions, number i is what a request of its own with seed + i would give."""
+        return self._seeds.getrandbits(63) if params.seed is None else params.seed + index
+
+    def release(self, channel: OutputChannel) -> None:
+        """Forget a request here, and abort what of it the engine still runs. Not a checkpoint. A second call
+        does nothing."""
+        self._abort_sequences(self._outputs.release(channel))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """End every request of these names with finish reason ABORT. Not a checkpoint."""
+        for request_id in request_ids:
+            self._abort_sequences(self._outputs.abort(request_id))
+
+    def abort_all(self) -> None:
+        self._abort_sequences(self._outputs.abort_all())
+
+    def count_end(
+        self, reason: FinishReason, num_prompt_tokens: int, num_generation_tokens: int, seconds: float
+    ) -> None:
+        """A request whose channel is not counted has ended."""
+        self._outputs.count_end(reason, num_prompt_tokens, num_generation_tokens, seconds)
+
+    def _abort_sequences(self, sequence_ids: list[int]) -> None:
+        if not sequence_ids:
+            return
+        try:
+            client = self._get_client()
+        except (EngineDeadError, ClosedError):
+            return  # they have ended with it
+        client.abort(sequence_ids)
+
+
+@attrs.frozen(eq=False)
+class SubmittedRequest:
+    """A request whose prompt is there, as a source for a `RequestStream`."""
+
+    channel: OutputChannel
+    _requests: Requests
+
+    @property
+    def exhausted(self) -> bool:
+        return self.channel.exhausted
+
+    async def take(self) -> RequestOutput:
+        return await self.channel.take()
+
+    def release(self) -> None:
+        self._requests.release(self.channel)
+
+    async def aclose(self) -> None:
+        """There is nothing to close, and this is no checkpoint."""
+
+
+def _time_left() -> float | None:
+    """Seconds until the deadline of the scope around this task; None if there is none."""
+    time_left = trio.current_effective_deadline() - trio.current_time()
+    return None if time_left == math.inf else max(time_left, 0.0)

@@ -1,0 +1,110 @@
+"""Which tokens a row may draw at all: grammar masks, and what else bars tokens.
+
+The constraints of a request may contradict each other. From the strongest to the weakest they are: the
+grammar, `allowed_token_ids`, `bad_words`, `min_tokens`. Each one acts only on rows in which it leaves
+something of what the stronger ones left; otherwise it does nothing there. So no row loses all its tokens, and
+a grammar's mask is never violated.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trioserve.worker.rows import drafts_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trioserve.worker.batch import ScheduledSequence
+    from trioserve.worker.grammar import GrammarMatcher
+    from trioserve.worker.rows import Row
+
+__all__ = ["GrammarMasks", "allowed_tokens", "bar", "keep_only"]
+
+_Masks = dict[int, np.ndarray]
+"""By index of the sequence: bool [N, vocab], True for what may come in its first N rows. Fewer than
+1 + num_drafts if nothing may come after some draft, as after EOS."""
+
+
+class GrammarMasks:
+    """Fills masks in a thread of its own, while the caller's thread runs the model.
+
+    The thread starts with the first grammar; `close` ends it.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._pool: ThreadPoolExecutor | None = None
+
+    def begin(self, sequences: Sequence[ScheduledSequence]) -> Callable[[], _Masks]:
+        """Start filling; the result is a call that waits for the masks.
+
+        Until it has returned, the sequences' grammars belong to the thread. Those that have failed have no
+        masks.
+        """
+        wanted = {
+            index: (sequence.grammar, drafts_of(sequence))
+            for index, sequence in enumerate(sequences)
+            if sequence.grammar is not None
+        }
+        if not wanted:
+            return dict
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="grammar masks")
+        return self._pool.submit(self._fill_all, wanted).result
+
+    def close(self) -> None:
+        """Waits for the masks that are being filled."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def _fill_all(self, wanted: Mapping[int, tuple[GrammarMatcher, Sequence[int]]]) -> _Masks:
+        filled = {index: self._fill(*grammar_and_drafts) for index, grammar_and_drafts in wanted.items()}
+        return {index: mask for index, mask in filled.items() if mask is not None}
+
+    def _fill(self, grammar: GrammarMatcher, drafts: Sequence[int]) -> np.ndarray | None:
+        bits = np.zeros((1 + len(drafts), -(-self._vocab_size // 32)), np.int32)
+        grammar.fill_mask(bits[0])
+        for place, draft in enumerate(drafts):
+            grammar.advance([draft])
+            grammar.fill_mask(bits[place + 1])
+        grammar.roll_back(len(drafts))
+        if grammar.failure is not None:
+            return None
+        unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")
+        num_usable = np.logical_and.accumulate(unpacked.any(axis=1)).sum()
+        return unpacked[:num_usable].view(bool)
+
+
+def allowed_tokens(grammar_mask: np.ndarray | None, row: Row) -> np.ndarray | None:
+    """What grammar and `allowed_token_ids` leave, bool [vocab]; None: everything. Not to be changed."""
+    listed = row.history.allowed
+    if grammar_mask is None or listed is None:
+        return listed if grammar_mask is None else grammar_mask
+    both = grammar_mask & listed
+    return both if both.any() else grammar_mask
+
+
+def keep_only(logits: torch.Tensor, allowed: Mapping[int, np.ndarray]) -> None:
+    """Bar all but the allowed tokens (bool [vocab], by row); in place, logits: fp32 [R, vocab]."""
+    for index, mask in allowed.items():
+        logits[index].masked_fill_(torch.from_numpy(~mask), -torch.inf)
+
+
+def bar(logits: torch.Tensor, barred: Mapping[int, Sequence[int]]) -> None:
+    """Bar tokens of the vocabulary, by row, where that leaves others; in place, logits: fp32 [R, vocab]."""
+    sizes = torch.tensor([len(token_ids) for token_ids in barred.values()])
+    if not sizes.sum():
+        return
+    rows = torch.tensor(list(barred)).repeat_interleave(sizes)
+    token_ids = torch.tensor([token for token_ids in barred.values() for token in token_ids])
+    before = logits[rows, token_ids]
+    logits[rows, token_ids] = -torch.inf
+    emptied = logits.amax(-1).isneginf()[rows]
+    if emptied.any():
+        logits[rows[emptied], token_ids[emptied]] = before[emptied]
