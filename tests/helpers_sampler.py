@@ -1,4 +1,4 @@
-"""What the sampler's tests share: references in float64 numpy, a fake grammar, and a look at shaped logits."""
+"""What the sampler's tests share: references in float64 numpy, a fake grammar, a look at shaped logits."""
 
 from __future__ import annotations
 

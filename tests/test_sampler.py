@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from helpers_sampler import Array, drawn, filtered, follows, random_logits, sample
 from helpers_worker import GREEDY, scheduled_sequence
 from trioserve.sampling_params import SamplingParams
-from trioserve.worker.batch import SequenceOutput
+from trioserve.token_constraints import TokenConstraints
 from trioserve.worker.sampler import uniform
+
+if TYPE_CHECKING:
+    import torch
+
+    from trioserve.worker.batch import SequenceOutput
 
 DISTRIBUTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -58,7 +62,7 @@ def test_draws_follow_the_distribution_of_everything_together() -> None:
     )  # fmt: skip
     prompt, output = [0, 10, 20, 30], [40, 50, 40, 60, 10]
     best = int(logits[0, ::2].argmax()) * 2
-    constraints = _bad_words((best,), (60, 10, 100), (61, 10, 102))
+    constraints = TokenConstraints(bad_words=((best,), (60, 10, 100), (61, 10, 102)))
     tokens = _draws(
         logits, 4000, params=params, constraints=constraints, prompt_token_ids=prompt,
         output_token_ids=output, stop_token_ids=frozenset({4, 6}),
@@ -74,12 +78,6 @@ def test_draws_follow_the_distribution_of_everything_together() -> None:
     for token in set(output):
         x[token] -= 0.4 * output.count(token) + 0.3
     assert follows(tokens, filtered(x, params))
-
-
-def _bad_words(*words: tuple[int, ...]) -> Any:
-    from trioserve.token_constraints import TokenConstraints
-
-    return TokenConstraints(bad_words=words)
 
 
 def test_the_chi_square_test_can_fail() -> None:

@@ -100,10 +100,10 @@ def test_bars_and_biases_by_their_definition() -> None:
                 constraints=_bad(*words),
                 output_token_ids=output,
                 stop_token_ids=frozenset({5, 6}),
-            )  # fmt: skip
+            )
         )
         for token in range(vocab_size):
-            completes = any((output + [token])[-len(word) :] == list(word) for word in words)
+            completes = any([*output, token][-len(word) :] == list(word) for word in words)
             if completes or (allowed and token not in allowed) or (len(output) < 3 and token in {5, 6}):
                 expected[index, token] = -np.inf
             expected[index, token] += bias.get(token, 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ import torch
 from helpers_sampler import random_logits, sample, softmax
 from helpers_worker import scheduled_sequence
 from trioserve.sampling_params import SamplingParams
-from trioserve.worker.batch import LogprobRow
+
+if TYPE_CHECKING:
+    from trioserve.worker.batch import LogprobRow
 
 
 def _report(logits: torch.Tensor, params: SamplingParams) -> LogprobRow:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ import torch
 from helpers_sampler import Array, ShapedLogits, random_logits, sample
 from helpers_worker import GREEDY, scheduled_sequence
 from trioserve.sampling_params import SamplingParams
-from trioserve.worker.batch import ScheduledSequence
 from trioserve.worker.sampler import Sampler
+
+if TYPE_CHECKING:
+    from trioserve.worker.batch import ScheduledSequence
 
 PENALTIES: dict[str, dict[str, float]] = {
     "repetition": {"repetition_penalty": 1.7},

@@ -127,5 +127,5 @@ def test_sequences_with_and_without_drafts_in_one_step() -> None:
     ]
     found = [drawn(output) for output in sample(logits, rows)]
     assert found == [best[:1], best[1:4], best[5:6], best[6:9]]
-    plain = rows[:2] + [scheduled_sequence(request_id=2)]
+    plain = [*rows[:2], scheduled_sequence(request_id=2)]
     assert [drawn(output) for output in sample(logits[:6], plain)] == [best[:1], best[1:4], best[5:6]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,7 @@ def test_prompt_logprobs_are_those_of_transformers(runner: ModelRunner, num_top:
     prompt = torch.randint(3, 101, (90,), generator=torch.Generator().manual_seed(1)).tolist()
     params = SamplingParams(temperature=0.0, prompt_logprobs=num_top)
     rows: list[LogprobRow] = []
-    other = DrivenSequence(prompt=[5, 6], blocks=[30, 31])
+    other = DrivenSequence(prompt=[5, 6], blocks=[24, 25, 26, 27])
     for start in range(0, len(prompt), chunk):
         token_ids = prompt[start : start + chunk]
         ends = start + len(token_ids) == len(prompt)
@@ -175,17 +176,21 @@ def test_prompt_logprobs_are_told_once(runner: ModelRunner) -> None:
     """A preempted sequence computes its prompt again, with output after it."""
     prompt = [5, 6, 7, 8, 9]
     again = scheduled_sequence(
-        token_ids=[*prompt, 10, 11], block_tables=[[0, 1]], prompt_token_ids=prompt, output_token_ids=[10, 11],
-        params=SamplingParams(temperature=0.0, prompt_logprobs=1), prompt_logprobs_start=3,
+        token_ids=[*prompt, 10, 11], block_tables=[[0, 1]], prompt_token_ids=prompt,
+        output_token_ids=[10, 11], params=SamplingParams(temperature=0.0, prompt_logprobs=1), prompt_logprobs_start=3,
     )  # fmt: skip
     [output] = runner.execute(StepBatch([again]))
     assert [row.token_ids[0] for row in output.prompt_logprobs] == [8, 9]
+
+
+_request_ids = itertools.count()
 
 
 def _speculate(
     runner: ModelRunner, length: int, propose: Any, params: SamplingParams
 ) -> tuple[list[int], int]:
     """Through the KV cache: what a wrong draft wrote is overwritten by the next step."""
+    request_id = next(_request_ids)
     prompt = [5, 6, 7]
     output: list[int] = []
     steps = start = 0
@@ -193,7 +198,7 @@ def _speculate(
         drafts = propose(output)
         known = prompt + output
         sequence = scheduled_sequence(
-            start=start, token_ids=[*known[start:], *drafts], num_drafts=len(drafts), params=params, seed=4,
+            request_id=request_id, start=start, token_ids=[*known[start:], *drafts], num_drafts=len(drafts), params=params, seed=4,
             block_tables=[list(range(12))], prompt_token_ids=prompt, output_token_ids=list(output),
         )  # fmt: skip
         [result] = runner.execute(StepBatch([sequence]))

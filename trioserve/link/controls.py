@@ -82,6 +82,7 @@ class Controls:
             raise ValueError(f"asleep: wake_up first ({' and '.join(sorted(self._released))} released)")
         self._is_sleeping = False
         self.core.release()
+        self.between_steps.notify()
 
     async def _get_is_paused(self) -> bool:
         return self.core.is_held
