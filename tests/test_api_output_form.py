@@ -164,13 +164,9 @@ async def test_a_grammar_that_the_core_refuses_is_a_400_under_the_clients_name(
     assert not llm.running
 
 
-@BOTH
-async def test_tools_and_a_form_do_not_get_in_each_others_way(path: str) -> None:
-    if path == TEXT:
-        return
-    llm = FakeLLM()
+async def test_tools_and_a_form_do_not_get_in_each_others_way() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
-    reply = await ask(llm, path, tools=tools, tool_choice="none", response_format={"type": "json_object"})
-    assert reply.status == 200
-    reply = await ask(llm, path, tools=tools, response_format={"type": "json_object"})
+    request = {"tools": tools, "response_format": {"type": "json_object"}}
+    assert (await ask(FakeLLM(), CHAT, **request, tool_choice="none")).status == 200
+    reply = await ask(FakeLLM(), CHAT, **request)
     assert (reply.status, reply.error["param"]) == (400, "tools")

@@ -12,8 +12,8 @@ from trio.testing import wait_all_tasks_blocked
 from byte_tokenizer import EOS
 from fake_engine import FakeEngine, open_fake_llm
 from trioserve import RequestOutputKind, SamplingParams, TokensPrompt
-from trioserve.frontend.requests import SubmittedRequest
 from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError, OverloadedError
+from trioserve.frontend.requests import SubmittedRequest
 from trioserve.outputs import FinishReason
 from trioserve.worker.batch import LogprobRow, SampledToken
 

@@ -162,7 +162,7 @@ def test_a_step_of_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two whole blocks of 16 tokens are also the beginning of the second prompt.
     assert "(32 found in the prefix cache)" in prefill
     assert "blocks    none -> 1-2 " in prefill
-    for phase in ("schedule", "plan ahead", "execute", "finish"):
+    for phase in ("schedule, launch", "plan ahead", "forward, sample", "update"):
         assert f"\n  {phase}" in times
 
 
@@ -178,7 +178,7 @@ def test_windows_and_drafts_in_a_trace() -> None:
     output = SequenceOutput([SampledToken(token) for token in tokenizer.encode("yz")])
     part = Part(request, share, sequence, output, [[5, 6, 7], [2, 1, 3]])
     layout = KVCacheLayout(block_size=2, windows=(None, 4))
-    step = Step(7, [part], {"execute": 0.0125})
+    step = Step(7, [part], {"update": 0.0125})
     lines = list(describe_step(step, tokenizer, layout, 512))
     assert lines[0] == "step 7: 3 tokens of 1 requests, of at most 512"
     assert lines[2:] == [
@@ -191,5 +191,5 @@ def test_windows_and_drafts_in_a_trace() -> None:
         "  sampled   'y' 'z'",
         "",
         "times, ms",
-        "  execute       12.50   forward pass, and sampling",
+        "  update              12.50   tokens in, stops found, blocks given back",
     ]

@@ -125,9 +125,7 @@ async def test_flat_logprobs_show_what_others_do(fake: FakeEngine, kind: Request
     for flat in (False, True):
         params = SamplingParams(logprobs=2, prompt_logprobs=1, flat_logprobs=flat, output_kind=kind)
         async with fake.llm.stream("abc", params) as outputs:
-            fake.client.emit(
-                fake.client.added[-1], tokens, FinishReason.LENGTH, prompt_logprobs=PROMPT_ROWS
-            )
+            fake.client.emit(fake.client.added[-1], tokens, FinishReason.LENGTH, prompt_logprobs=PROMPT_ROWS)
             output = await anext(outputs)
         generated, prompt = output.outputs[0].logprobs, output.prompt_logprobs
         assert generated is not None
@@ -280,7 +278,7 @@ async def test_a_thinking_budget_knows_how_the_model_thinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasoning = {"start": "<t>", "end": "</t>"}
-    async with open_fake_llm(tmp_path, monkeypatch, reasoning=reasoning) as fake:
+    async with open_fake_llm(tmp_path, monkeypatch, reasoning_config=reasoning) as fake:
         async with fake.llm.stream("a", SamplingParams(thinking_token_budget=3)):
             thinking = fake.client.added[0].constraints.thinking
     assert thinking == ThinkingBudget(

@@ -10,6 +10,7 @@ import torch
 
 from trioserve_kernels.reference import (
     apply_rotary,
+    gelu_tanh_and_mul,
     paged_attention,
     reshape_and_cache,
     rms_norm,
@@ -33,6 +34,12 @@ def test_rms_norm_is_computed_wide_and_rounded_once() -> None:
     np.testing.assert_allclose(result.double().numpy(), expected, rtol=2**-8 * 1.001, atol=0)
 
 
+def test_rms_norm_takes_a_weight_for_each_of_several_axes() -> None:
+    x, weight = torch.randn(5, 3, 4), torch.randn(3, 4)
+    expected = torch.stack([rms_norm(x[:, i], weight[i], 1e-6) for i in range(3)], 1)
+    assert torch.equal(rms_norm(x, weight, 1e-6), expected)
+
+
 def test_rotary_turns_pairs_as_complex_numbers() -> None:
     positions = torch.tensor([0, 1, 17, 4000])
     frequencies = torch.tensor([1.0, 0.3, 0.01])
@@ -48,6 +55,15 @@ def test_silu_and_mul() -> None:
     gate_up = torch.tensor([[0.0, -2.0, 3.0, 5.0, 7.0, -1.0]])
     expected = [0.0, -2.0 / (1 + math.exp(2)) * 7, -3.0 / (1 + math.exp(-3))]
     torch.testing.assert_close(silu_and_mul(gate_up), torch.tensor([expected]))
+
+
+def test_gelu_tanh_and_mul() -> None:
+    gate_up = torch.tensor([[0.0, -2.0, 3.0, 5.0, 7.0, -1.0]])
+
+    def gelu(x: float) -> float:
+        return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    torch.testing.assert_close(gelu_tanh_and_mul(gate_up), torch.tensor([[0.0, gelu(-2) * 7, -gelu(3)]]))
 
 
 def test_reshape_and_cache_writes_its_slots_and_nothing_else() -> None:
@@ -67,7 +83,8 @@ def _attend_one(query: np.ndarray, keys: np.ndarray, values: np.ndarray, scale: 
     return weights @ values / weights.sum()
 
 
-def test_paged_attention_follows_block_tables_and_is_causal() -> None:
+@pytest.mark.parametrize("window", [None, 1, 3, 7])
+def test_paged_attention_follows_block_tables_and_is_causal(window: int | None) -> None:
     num_heads, num_kv_heads, head_dim, block_size = 6, 2, 8, 4
     key_cache, value_cache = torch.randn(2, 9, block_size, num_kv_heads, head_dim)
     block_tables = torch.tensor([[7, 2, 0], [5, 8, 1]])
@@ -81,6 +98,7 @@ def test_paged_attention_follows_block_tables_and_is_causal() -> None:
         query_starts=torch.tensor([0, 1, 5]),
         sequence_lengths=torch.tensor(lengths),
         scale=0.3,
+        window=window,
     )
     rows = [
         (b, length - n + i)
@@ -88,7 +106,9 @@ def test_paged_attention_follows_block_tables_and_is_causal() -> None:
         for i in range(n)
     ]
     for row, (b, position) in enumerate(rows):
-        slots = [block_tables[b, p // block_size] * block_size + p % block_size for p in range(position + 1)]
+        first = 0 if window is None else max(0, position - window + 1)
+        seen = range(first, position + 1)
+        slots = [block_tables[b, p // block_size] * block_size + p % block_size for p in seen]
         for head in range(num_heads):
             keys, values = (
                 cache.flatten(0, 1)[slots, head // 3].double().numpy() for cache in (key_cache, value_cache)

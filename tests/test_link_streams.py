@@ -21,7 +21,15 @@ from trioserve.link.client import EngineCoreClient
 from trioserve.link.columns import pack_step, unpack_step
 from trioserve.link.framing import MAX_FRAME_SIZE, FrameReader, frame
 from trioserve.link.message_stream import MessageStream
-from trioserve.link.messages import Abort, Add, MessageError, Refused, StepOutputs, decode_message, encode_message
+from trioserve.link.messages import (
+    Abort,
+    Add,
+    MessageError,
+    Refused,
+    StepOutputs,
+    decode_message,
+    encode_message,
+)
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import SamplingParams
 from trioserve.token_constraints import ThinkingBudget, TokenConstraints

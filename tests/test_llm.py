@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from helpers_llm import ScriptedLLM, scripted_llm
+from trioserve.beam_search_params import BeamSearchParams
 from trioserve.errors import ClosedError, EngineDeadError, EngineGenerateError, InvalidRequestError
 from trioserve.llm import LLM
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
@@ -326,3 +327,49 @@ def test_ctrl_c_in_a_script_that_never_closes(surrounding: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n") == ["interrupted ['0', '1'] []", " HELLO", ""]
+
+
+# Beam search
+
+BEAMS = BeamSearchParams(beam_width=4, max_tokens=3)
+
+
+def test_searches_give_their_results_in_prompt_order(llm: LLM) -> None:
+    outputs = llm.beam_search(["long prompt", "short", "x"], BEAMS)
+    assert [output.sequences[0].text for output in outputs] == ["LONG PROMPT", "SHORT", "X"]
+    (output,) = llm.beam_search("one", BEAMS)
+    assert output.prompt == "one"
+    assert llm.beam_search([], BEAMS) == []
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(1, 1), (3, 3), (None, 32)])
+def test_so_many_searches_run_at_a_time(
+    llm: LLM, scripted: ScriptedLLM, limit: int | None, expected: int
+) -> None:
+    # By default as many as fill the engine with their beams, four each.
+    assert llm._engine.config.scheduler.max_num_seqs == 128
+    llm.beam_search(["prompt"] * 40, BEAMS, concurrency_limit=limit)
+    assert scripted.most_searching == expected
+
+
+def test_a_failing_search_ends_all(llm: LLM, scripted: ScriptedLLM) -> None:
+    with pytest.raises(EngineGenerateError, match="the search failed"):
+        llm.beam_search(["slow", "fail", "fail"], BEAMS)
+    assert scripted.searching == 0
+
+
+def test_a_search_has_at_least_one_prompt_at_a_time(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="concurrency_limit"):
+        llm.beam_search("x", BEAMS, concurrency_limit=0)
+
+
+def test_the_bar_counts_searches(llm: LLM) -> None:
+    bars: list[RecordedBar] = []
+
+    def make_bar(**options: Any) -> RecordedBar:
+        bars.append(RecordedBar(**options))
+        return bars[-1]
+
+    llm.beam_search(["a", "b", "c"], BEAMS, use_tqdm=make_bar)
+    (bar,) = bars
+    assert (bar.options["total"], bar.count, bar.was_closed) == (3, 3, True)

@@ -43,6 +43,8 @@ class Echo:
                 trio.lowlevel.spawn_system_task(interrupt_the_call_that_waits)
             case "die":
                 self.client.die()
+            case "refuse":
+                self.client.refuse(request, "no such grammar", "structured_outputs")
             case _:
                 half = len(text) // 2
                 self.client.emit(request, text[:half])
@@ -131,4 +133,57 @@ def test_close_while_requests_run(engine: LLMEngine, echoes: list[Echo]) -> None
     engine.abort_request("a")
     assert len(echoes[0].client.aborted) == 1
     assert engine.reset_prefix_cache()
-    assert echoes[0].client.calls == [("reset_prefix_cache",)]
+    assert echoes[0].client.calls == [("reset_prefix_cache", False)]
+
+
+def test_the_engine_is_steered_through_the_portal(llm: LLM, echoes: list[Echo]) -> None:
+    client = echoes[0].client
+    assert llm.reset_prefix_cache(reset_running_requests=True)
+    llm.pause_generation("keep", clear_cache=False)
+    assert llm.is_paused()
+    llm.resume_generation()
+    llm.sleep(2, "wait")
+    assert llm.is_sleeping()
+    llm.wake_up(["weights"])
+    llm.wait_for_requests_to_drain()
+    assert client.calls == [
+        ("reset_prefix_cache", True),
+        ("pause", "keep", False),
+        ("is_paused",),
+        ("resume",),
+        ("sleep", 2, "wait"),
+        ("is_sleeping",),
+        ("wake_up", ["weights"]),
+        ("drain",),
+    ]
+    with pytest.raises(InvalidRequestError, match="mode"):
+        llm.sleep(mode="later")  # type: ignore[arg-type]
+
+
+def test_pausing_ends_what_was_enqueued(llm: LLM) -> None:
+    llm.enqueue(["forever", "forever"])
+    llm.pause_generation()
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == [FinishReason.ABORT] * 2
+
+
+def test_prompts_may_bring_their_salts(llm: LLM, echoes: list[Echo]) -> None:
+    prompts = [{"prompt": "a", "cache_salt": "mine"}, {"prompt": "b"}]
+    outputs = llm.generate(prompts, use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == ["a", "b"]
+    assert {add.cache_salt for add in echoes[0].client.added} == {"mine", None}
+
+
+def test_a_refusal_of_the_engine_ends_the_call(llm: LLM, echoes: list[Echo]) -> None:
+    client = echoes[0].client
+    with pytest.raises(InvalidRequestError, match="no such grammar"):
+        llm.generate(["forever", "refuse"], use_tqdm=False)
+    assert client.aborted == [client.added[0].request_id]
+
+
+def test_pieces_of_a_prompt_need_an_async_caller(llm: LLM) -> None:
+    async def pieces() -> AsyncIterator[str]:
+        yield "a"
+
+    with pytest.raises(TypeError, match="prompt"):
+        llm.generate([pieces()], use_tqdm=False)  # type: ignore[list-item]

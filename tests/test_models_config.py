@@ -7,12 +7,14 @@ import sys
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import Gemma3TextConfig, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from helpers_worker import TINY_LLAMA
+from helpers_worker import TINY_GEMMA3, TINY_LLAMA, TINY_QWEN2
 from trioserve.errors import ModelNotSupportedError
-from trioserve.models.config import llama_config
+from trioserve.models.config_gemma3 import gemma3_config
+from trioserve.models.config_llama import llama_config
+from trioserve.models.config_qwen2 import qwen2_config
 from trioserve.models.registry import load_class
 from trioserve.models.rotary import rotary_frequencies
 
@@ -26,8 +28,15 @@ LLAMA3 = {
 
 
 def test_what_is_read_before_torch_does_not_import_it() -> None:
-    modules = "models.config, trioserve.models.registry, trioserve.worker.batch, trioserve.worker.memory"
-    code = f"import sys, trioserve.{modules}; sys.exit('torch' in sys.modules)"
+    modules = [
+        *(f"models.config_{family}" for family in ("gemma3", "llama", "qwen2")),
+        "models.registry",
+        "worker.batch",
+        "worker.layer_groups",
+        "worker.memory",
+    ]
+    names = ", ".join(f"trioserve.{module}" for module in modules)
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -36,9 +45,9 @@ def test_old_and_new_spelling_of_the_rotary_embedding() -> None:
     legacy = TINY_LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}}
     new = TINY_LLAMA | {"rope_parameters": LLAMA3 | {"rope_theta": 5e5}}
     assert llama_config(old) == llama_config(new)
-    assert llama_config(old).rotary.theta == 5e5
-    assert llama_config(legacy).rotary.scaling == "linear"
-    assert llama_config(legacy).rotary.factor == 2.0
+    assert llama_config(old).layers[0].rotary.theta == 5e5
+    assert llama_config(legacy).layers[0].rotary.scaling == "linear"
+    assert llama_config(legacy).layers[0].rotary.factor == 2.0
 
 
 @pytest.mark.parametrize("scaling", [{"rope_type": "linear", "factor": 3.0}, LLAMA3])
@@ -46,7 +55,7 @@ def test_scaled_frequencies_are_those_of_transformers(scaling: dict[str, object]
     raw = TINY_LLAMA | {"head_dim": 64, "rope_parameters": scaling | {"rope_theta": 10000.0}}
     config = llama_config(raw)
     expected, _ = ROPE_INIT_FUNCTIONS[str(scaling["rope_type"])](LlamaConfig(**raw), "cpu")
-    torch.testing.assert_close(rotary_frequencies(config.rotary, config.head_dim), expected)
+    torch.testing.assert_close(rotary_frequencies(config.layers[0].rotary, config.head_dim), expected)
 
 
 def test_every_wrong_key_is_named() -> None:
@@ -72,6 +81,53 @@ def test_every_wrong_key_is_named() -> None:
 def test_what_is_not_implemented_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelNotSupportedError, match=message):
         llama_config(TINY_LLAMA | changes)
+
+
+def test_qwen2_has_windows_only_if_it_says_so() -> None:
+    assert [layer.window for layer in qwen2_config(TINY_QWEN2 | {"sliding_window": 8}).layers] == [None] * 3
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2}
+    assert [layer.window for layer in qwen2_config(TINY_QWEN2 | windows).layers] == [None, None, 8]
+    named = windows | {"layer_types": ["sliding_attention", "full_attention", "full_attention"]}
+    assert [layer.window for layer in qwen2_config(TINY_QWEN2 | named).layers] == [8, None, None]
+
+
+def test_gemma3_old_and_new_spelling() -> None:
+    old = TINY_GEMMA3 | {
+        "rope_theta": 5e5,
+        "rope_local_base_freq": 300.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    full, sliding = "full_attention", "sliding_attention"
+    new = TINY_GEMMA3 | {
+        "layer_types": [sliding, sliding, full, sliding, sliding, full, sliding],
+        "rope_parameters": {
+            full: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+            sliding: {"rope_type": "default", "rope_theta": 300.0},
+        },
+    }
+    assert gemma3_config(old) == gemma3_config(new)
+    saved = Gemma3TextConfig(**new).to_dict()
+    assert gemma3_config(saved) == gemma3_config(new)
+    config = gemma3_config(new)
+    assert [layer.window for layer in config.layers] == [10, 10, None, 10, 10, None, 10]
+    assert [layer.rotary.theta for layer in config.layers[:3]] == [300.0, 300.0, 5e5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"hidden_activation": "silu"}, "gelu_pytorch_tanh"),
+        ({"layer_types": ["full_attention"]}, "1 entries for 7 layers"),
+        ({"layer_types": ["chunked_attention"] * 7}, "chunked_attention"),
+        ({"sliding_window": None}, "sliding_window is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "yarn"),
+    ],
+)
+def test_gemma3_refuses_what_is_not_implemented(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ModelNotSupportedError, match=message):
+        gemma3_config(TINY_GEMMA3 | changes)
 
 
 def test_an_unknown_architecture_is_refused_with_what_is_supported() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from helpers_worker import PagedModel, resolved, tiny_gemma3, tiny_llama, tiny_qwen2
+from helpers_worker import BLOCK_SIZE, PagedModel, resolved, tiny_gemma3, tiny_llama, tiny_qwen2
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +81,20 @@ def test_logits_of_every_position(
     theirs = tiny(**changes)
     ours = logits_of(PagedModel(save(theirs, tmp_path)), PROMPT, chunks)
     torch.testing.assert_close(ours, expected_logits(theirs, PROMPT), atol=1e-4, rtol=1e-4)
+
+
+def test_a_cached_prefix_is_used_as_it_lies(tmp_path: Path) -> None:
+    theirs = tiny_llama()
+    paged = PagedModel(save(theirs, tmp_path))
+    first = paged.new_sequence(PROMPT)
+    paged.step([(first, 60)])
+    shared = 8 * BLOCK_SIZE
+    second = paged.new_sequence([*PROMPT[:shared], 5, 6, 7])
+    second.block_tables[0] += first.block_tables[0][:8]
+    second.start = shared
+    (ours,) = paged.step([(second, 3)])
+    expected = expected_logits(theirs, second.prompt)[shared:]
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 64])

@@ -23,8 +23,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language: str, document: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document, re.MULTILINE | re.DOTALL)
 
 
 def run(command: list[str]) -> str:
@@ -48,6 +48,24 @@ def test_the_openai_example(server: ServedModel) -> None:
 def test_the_library_and_offline_examples(kind: str) -> None:
     (program,) = (block for block in blocks("python") if kind in block)
     assert "Paris" in run([sys.executable, "-c", program])
+
+
+def test_the_examples_of_the_features() -> None:
+    offline, sleeping = blocks("python", (ROOT / "docs" / "features.md").read_text())
+    age, *scores, first, second, third = run([sys.executable, "-c", offline]).split("\n")[:7]
+    assert age == "30"
+    assert [score.split()[0] for score in scores] == ["is", "in", "France"]
+    assert float(first.split()[0]) > float(second.split()[0])
+    assert "Paris" in first + second + third
+    assert "Paris" in run([sys.executable, "-c", sleeping])
+
+
+def test_the_example_of_http(server: ServedModel) -> None:
+    (command,) = blocks("console", (ROOT / "docs" / "http.md").read_text())
+    answer = json.loads(run(["bash", "-c", command.replace("http://127.0.0.1:8000", server.url)]))
+    person = json.loads(answer["choices"][0]["message"]["content"])
+    assert person["age"] == 42
+    assert person.keys() == {"name", "age"}
 
 
 @pytest.mark.parametrize("name", ["library.py", "offline.py"])
@@ -82,10 +100,11 @@ async def test_the_api_inside_somebody_elses_application_under_stock_hypercorn(
 
 
 def test_every_flag_the_documents_name_exists() -> None:
-    help_text = run([sys.executable, "-m", "trioserve", "serve", "--help"])
+    commands = ("serve", "chat", "doctor")
+    help_text = "".join(run([sys.executable, "-m", "trioserve", name, "--help"]) for name in commands)
     for document in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
-        for flag in set(re.findall(r"`(--[a-z][a-z-]+)`", document.read_text())):
-            assert flag in help_text or flag == "--url", f"{document.name} names {flag}"
+        for flag in set(re.findall(r"[` ](--[a-z][a-z-]+)", document.read_text())):
+            assert flag in help_text, f"{document.name} names {flag}"
 
 
 def test_every_file_the_architecture_names_exists() -> None:

@@ -223,6 +223,48 @@ def test_an_end_that_has_begun_is_completed() -> None:
     assert _think(4, 3, prompt=[1, 2], output=(3, 0, 0, 3)) == [0, 3, 4]
 
 
+def _forced_by_definition(history: list[int], budget: ThinkingBudget) -> int | None:
+    """Searches the whole history for the first start, the first end after it, and so on."""
+    rest, inside = history, False
+    while True:
+        pattern = list(budget.end_token_ids if inside else budget.start_token_ids)
+        ends = [i for i in range(len(pattern), len(rest) + 1) if rest[i - len(pattern) : i] == pattern]
+        if not ends:
+            break
+        rest, inside = rest[ends[0] :], not inside
+    if not inside or len(rest) < budget.max_tokens:
+        return None
+    begun = [k for k in range(len(pattern)) if rest[len(rest) - k :] == pattern[:k]]
+    return pattern[max(begun)]
+
+
+def test_the_budget_in_random_histories() -> None:
+    """Of few different tokens, so that starts and ends overlap with what looks like them."""
+    rng = np.random.default_rng(5)
+    rows, expected = [], []
+    for index in range(1000):
+        start, end, prompt, output, drafts = (
+            tuple(rng.integers(0, 2, size).tolist())
+            for size in (rng.integers(1, 3), rng.integers(1, 6), rng.integers(0, 9), rng.integers(0, 9), 2)
+        )
+        budget = ThinkingBudget(max_tokens=3, start_token_ids=start, end_token_ids=end)
+        rows.append(
+            scheduled_sequence(
+                request_id=index, constraints=TokenConstraints(thinking=budget), prompt_token_ids=prompt,
+                output_token_ids=output, token_ids=[0, *drafts], num_drafts=2, params=GREEDY,
+            )
+        )  # fmt: skip
+        for count in range(3):
+            forced = _forced_by_definition([*prompt, *output, *drafts[:count]], budget)
+            wanted = 4 if forced is None else forced
+            expected.append(wanted)
+            if count == 2 or wanted != drafts[count]:
+                break
+    found = sample(torch.tensor([LOGITS] * 3000), rows)
+    assert [token for output in found for token in drawn(output)] == expected
+    assert 0.1 < np.mean(np.array(expected) < 4) < 0.9
+
+
 def test_the_budget_holds_across_drafts() -> None:
     found = greedy_choice(
         LOGITS, constraints=_thinking(2), prompt_token_ids=[1, 2], token_ids=[2, 4, 4, 3, 0, 3], num_drafts=5

@@ -100,6 +100,16 @@ def test_what_is_kept_of_requests_is_bounded_by_the_step() -> None:
     assert sampler.num_remembered == 1
 
 
+def test_a_request_that_goes_on_with_another_prompt() -> None:
+    params = SamplingParams(temperature=0.0, **PENALTIES["all"])
+    shaped_logits = ShapedLogits(12)
+    for prompt, output in (([1], [2, 3]), ([1, 2, 3, 4], []), ([1, 2, 3, 4], [5]), ([1, 2, 3, 4, 5, 6], [7])):
+        logits = random_logits(1, 12, seed=len(prompt))
+        expected = _penalised(logits[0].double().numpy(), params, prompt, output)
+        found = shaped_logits(logits, [_sequence(0, params, prompt, output)])
+        np.testing.assert_allclose(found[0], expected, atol=1e-5)
+
+
 def test_a_penalty_touches_its_own_row_only() -> None:
     logits = torch.tensor([[2.0, 1.9], [2.0, 1.9]])
     penalised = SamplingParams(temperature=0.0, presence_penalty=2.0)

@@ -8,6 +8,7 @@ import pytest
 
 from helpers_worker import engine_config, resolved
 from trioserve.errors import InvalidConfigError
+from trioserve.worker.kv_layout import KVCacheLayout
 from trioserve.worker.memory import available_memory, num_kv_blocks
 
 MIB = 2**20
@@ -19,11 +20,13 @@ def _blocks(
     available: int,
     bytes_per_block: int = MIB,
     max_model_len: int = 128,
+    windows: tuple[int | None, ...] = (None,),
     **args: object,
 ) -> int:
     monkeypatch.setattr("trioserve.worker.memory.available_memory", lambda: available)
     model = resolved(Path("anywhere"), max_model_len=max_model_len)
-    return num_kv_blocks(bytes_per_block, engine_config(block_size=16, **args), model)
+    layout = KVCacheLayout(block_size=16, windows=windows)
+    return num_kv_blocks(layout, bytes_per_block, engine_config(block_size=16, **args), model)
 
 
 def test_a_given_size_is_used_in_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +54,26 @@ def test_too_little_says_what_would_do(monkeypatch: pytest.MonkeyPatch, given: d
     longest = 7 * 16
     assert f"max_model_len to {longest}" in str(caught.value)
     assert _blocks(monkeypatch, available=7 * MIB, max_model_len=longest, **given) == 7
+
+
+def test_windows_need_less_than_the_whole_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows: dict[str, object] = {
+        "windows": (None, 32, 32),
+        "max_model_len": 1024,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 1,
+    }
+    # 64 blocks of 1,024 tokens; twice, the 95 tokens that a step may touch, and one that is cut.
+    assert _blocks(monkeypatch, available=10**12, **windows) == 64 + 2 * 7
+    with pytest.raises(InvalidConfigError, match="max_model_len to 512 or less"):
+        _blocks(monkeypatch, available=(32 + 14) * MIB, **windows)
+    assert _blocks(monkeypatch, available=(32 + 14) * MIB, **windows | {"max_model_len": 512}) == 46
+
+
+def test_no_length_is_proposed_if_none_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        _blocks(monkeypatch, available=MIB, windows=(None, 32))
+    assert "or max_model_len" not in str(caught.value)
 
 
 def _machine(root: Path, cgroup: str, files: dict[str, str]) -> Path:

@@ -176,9 +176,13 @@ def test_prompt_logprobs_are_told_once(runner: ModelRunner) -> None:
     """A preempted sequence computes its prompt again, with output after it."""
     prompt = [5, 6, 7, 8, 9]
     again = scheduled_sequence(
-        token_ids=[*prompt, 10, 11], block_tables=[[0, 1]], prompt_token_ids=prompt,
-        output_token_ids=[10, 11], params=SamplingParams(temperature=0.0, prompt_logprobs=1), prompt_logprobs_start=3,
-    )  # fmt: skip
+        token_ids=[*prompt, 10, 11],
+        block_tables=[[0, 1]],
+        prompt_token_ids=prompt,
+        output_token_ids=[10, 11],
+        params=SamplingParams(temperature=0.0, prompt_logprobs=1),
+        prompt_logprobs_start=3,
+    )
     [output] = runner.execute(StepBatch([again]))
     assert [row.token_ids[0] for row in output.prompt_logprobs] == [8, 9]
 
@@ -198,9 +202,16 @@ def _speculate(
         drafts = propose(output)
         known = prompt + output
         sequence = scheduled_sequence(
-            request_id=request_id, start=start, token_ids=[*known[start:], *drafts], num_drafts=len(drafts), params=params, seed=4,
-            block_tables=[list(range(12))], prompt_token_ids=prompt, output_token_ids=list(output),
-        )  # fmt: skip
+            request_id=request_id,
+            start=start,
+            token_ids=[*known[start:], *drafts],
+            num_drafts=len(drafts),
+            params=params,
+            seed=4,
+            block_tables=[list(range(12))],
+            prompt_token_ids=prompt,
+            output_token_ids=list(output),
+        )
         [result] = runner.execute(StepBatch([sequence]))
         start = len(known) + len(result.tokens) - 1
         output += drawn(result)
@@ -250,8 +261,9 @@ def _resident_bytes() -> int:
 
 
 def test_sleeping_gives_memory_back(tmp_path: Path) -> None:
-    changes = {"hidden_size": 512, "intermediate_size": 4096, "num_hidden_layers": 3}
-    tiny_llama(**changes).save_pretrained(tmp_path)
+    tiny_llama(
+        hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_key_value_heads=4, head_dim=256
+    ).save_pretrained(tmp_path)
     weights = (tmp_path / "model.safetensors").stat().st_size
     runner = ModelRunner(resolved(tmp_path), engine_config())
     num_blocks = 30_000_000 // runner.bytes_per_block

@@ -41,10 +41,10 @@ class Step:
 
 
 _PHASES = {
-    "schedule": "who gets which tokens, their blocks, their drafts; token ids for the model",
-    "plan ahead": "the next step's shares and blocks, while this one runs",
-    "execute": "forward pass, and sampling",
-    "finish": "new tokens, stop conditions, prefix cache, blocks given back",
+    "schedule, launch": "shares, blocks and drafts; token ids are read",
+    "plan ahead": "shares and blocks of the next step, while this one runs",
+    "forward, sample": "all tokens through the model; what comes next is drawn",
+    "update": "tokens in, stops found, blocks given back",
 }
 
 
@@ -58,7 +58,7 @@ def describe_step(step: Step, tokenizer: Tokenizer, layout: KVCacheLayout, budge
     yield ""
     yield "times, ms"
     for name, seconds in step.seconds.items():
-        yield f"  {name:10} {1000 * seconds:8.2f}   {_PHASES[name]}"
+        yield f"  {name:16} {1000 * seconds:8.2f}   {_PHASES[name]}"
 
 
 def _describe_part(part: Part, tokenizer: Tokenizer, layout: KVCacheLayout) -> Iterator[str]:

@@ -97,15 +97,15 @@ class _Session:
     def _step(self, number: int) -> Step:
         before = {request_id: _copy(request.block_tables) for request_id, request in self._requests.items()}
         seconds: dict[str, float] = {}
-        with _timed(seconds, "schedule"):
+        with _timed(seconds, "schedule, launch"):
             plan = self._core.schedule()
         assert plan is not None, "there are requests"
         shares = [request.share for request in plan.requests]
         with _timed(seconds, "plan ahead"):  # in an engine process, another thread executes meanwhile
             self._core.plan_ahead()
-        with _timed(seconds, "execute"):
+        with _timed(seconds, "forward, sample"):
             outputs = self._core.execute(plan)
-        with _timed(seconds, "finish"):
+        with _timed(seconds, "update"):
             self._core.finish(plan, outputs)
             self._core.take_result()
         self._requests |= {request.request_id: request for request in plan.requests}

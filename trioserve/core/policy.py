@@ -60,7 +60,8 @@ class WaitingRequests:
         return iter(self._sorted)
 
     def __getitem__(self, place: int) -> Request:
-        return self._sorted[place]
+        request: Request = self._sorted[place]
+        return request
 
     def add(self, request: Request) -> None:
         self._sorted.add(request)

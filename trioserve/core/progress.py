@@ -55,6 +55,7 @@ def _keep_tokens(request: Request, output: SequenceOutput) -> int:
         and request.grammar.is_complete
     ):
         _finish(request, FinishReason.STOP)
+        request.has_completed_grammar = True
     if request.drafter is not None and num_kept:
         request.drafter.extend(request.output_token_ids[-num_kept:])
     return num_kept

@@ -117,6 +117,9 @@ class Request:
     """Invariant: set if and only if the status is FINISHED."""
     stop_token_id: int | None = None
     """The stop token that ended it; EOS is none."""
+    has_completed_grammar: bool = False
+    """It ended because its grammar lets nothing follow. Its last token is a part of the text then, unlike one
+    that stops."""
     failure: str | None = None
     """What went wrong, if the finish reason is ERROR."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -29,6 +29,9 @@ class StepResult:
     """None while the request runs."""
     stop_token_ids: Sequence[int | None] = ()
     """The request's own stop token that ended it; EOS is none."""
+    completed_grammars: Collection[int] = ()
+    """Ids of requests that ended because their grammar lets nothing follow: the last token is text, and none
+    that stops."""
     num_cached_tokens: Sequence[int] = ()
     """Prompt tokens found in the prefix cache when the request was first scheduled."""
 
@@ -47,6 +50,7 @@ class StepResult:
             sampled=sampled,
             finish_reasons=[request.finish_reason for request in requests],
             stop_token_ids=[request.stop_token_id for request in requests],
+            completed_grammars=[r.request_id for r in requests if r.has_completed_grammar],
             num_cached_tokens=[request.num_cached_tokens for request in requests],
             prompt_logprobs=[request.take_unreported_prompt_logprobs() for request in requests],
             failures=[f"request {r.request_id}: {r.failure}" for r in requests if r.failure is not None],

@@ -65,8 +65,9 @@ class Completion:
         by the engine's word, or by a stop string, of which the engine knows nothing."""
         token_ids, rows, reason = update.token_ids, update.logprobs, update.finish_reason
         stop_reason = REPETITION_DETECTED if reason is FinishReason.REPETITION else update.stop_token_id
+        ends_by_token = reason is FinishReason.STOP and not update.completes_grammar
         for position, token_id in enumerate(token_ids):
-            ends_here = reason is FinishReason.STOP and position == len(token_ids) - 1
+            ends_here = ends_by_token and position == len(token_ids) - 1
             self._push_token(token_id, silent=ends_here and not self._includes_stop)
             if rows is not None and self._logprobs is not None:
                 self._logprobs.append(rows[position])

@@ -125,6 +125,7 @@ class StreamedRequest:
             raise
 
     async def _begin_next_round(self) -> None:
+        self._channel.check()
         piece = await self._pieces.next()
         self._channel.check()
         if piece is None:

@@ -12,6 +12,8 @@ _MAX_REASON_LENGTH = 300
 def shortened(reason: str) -> str:
     """The gist of llguidance's text, which may quote the whole grammar: its beginning and its end."""
     text = " ".join(reason.split("\n<", 1)[0].split())
+    if text.startswith("NoExtension"):
+        return "nothing matches it."
     if len(text) <= _MAX_REASON_LENGTH:
         return text
     half = _MAX_REASON_LENGTH // 2

@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from trioserve.grammars.json_schemas import JsonStyle, json_grammar
@@ -43,7 +43,8 @@ def write_grammar(
     if params.json_object:
         return json_grammar({"type": "object"}, style)
     if params.regex is not None:
-        return LLMatcher.grammar_from_regex(params.regex)
+        # As in JSON schemas, digits are ASCII: nobody who writes \d wants others.
+        return LLMatcher.grammar_from_regex(regex_to_lark(params.regex, use_ascii="d"))
     if params.choice is not None:
         return _choice_grammar(params.choice)
     if params.grammar is not None:

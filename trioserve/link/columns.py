@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["RequestUpdate", "pack_step", "unpack_step", "unpack_token_ids"]
 
 _NO_STOP_TOKEN = -1
+_GRAMMAR_COMPLETE = -2
+"""In place of a stop token."""
 
 
 @attrs.frozen(eq=False)
@@ -35,6 +37,8 @@ class RequestUpdate:
     num_cached_tokens: int
     logprobs: Sequence[LogprobRow] | None
     """One row per entry of `token_ids`; None where none were asked for."""
+    completes_grammar: bool = False
+    """It ended with FinishReason.STOP, and its last token is text all the same."""
     prompt_logprobs: Sequence[LogprobRow] = ()
     """Of the prompt positions that follow those of the request's updates before; the first ever is 1."""
 
@@ -52,15 +56,22 @@ def pack_step(result: StepResult, stats: CoreStats) -> StepOutputs:
         num_tokens=array("i", map(len, result.token_ids)).tobytes(),
         token_ids=array("i", chain.from_iterable(result.token_ids)).tobytes(),
         finish_reasons=bytes(reason or 0 for reason in result.finish_reasons),
-        stop_token_ids=array(
-            "i", [_NO_STOP_TOKEN if token is None else token for token in result.stop_token_ids]
-        ).tobytes(),
+        stop_token_ids=array("i", _stop_column(result)).tobytes(),
         num_cached_tokens=array("i", result.num_cached_tokens).tobytes(),
         logprobs=_pack_logprobs([token.logprobs for token in chain.from_iterable(result.sampled)]),
         num_prompt_logprobs=array("i", map(len, result.prompt_logprobs)).tobytes() if prompt_rows else b"",
         prompt_logprobs=_pack_logprobs(prompt_rows),
         stats=stats,
     )
+
+
+def _stop_column(result: StepResult) -> list[int]:
+    column = [_NO_STOP_TOKEN if token is None else token for token in result.stop_token_ids]
+    if result.completed_grammars:
+        for place, request_id in enumerate(result.request_ids):
+            if request_id in result.completed_grammars:
+                column[place] = _GRAMMAR_COMPLETE
+    return column
 
 
 def _pack_logprobs(rows: Sequence[LogprobRow | None]) -> LogprobColumns | None:
@@ -111,7 +122,8 @@ def _unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
             request_id=request_id,
             token_ids=token_ids[own],
             finish_reason=FinishReason(reason) if reason else None,
-            stop_token_id=None if stop_token_id == _NO_STOP_TOKEN else stop_token_id,
+            stop_token_id=None if stop_token_id < 0 else stop_token_id,
+            completes_grammar=stop_token_id == _GRAMMAR_COMPLETE,
             num_cached_tokens=num_cached_tokens,
             logprobs=own_rows if own_rows and own_rows[0].token_ids else None,
             prompt_logprobs=prompt_rows,

@@ -161,7 +161,8 @@ class StepOutputs:
     finish_reasons: bytes
     """uint8 per request: `FinishReason`, 0 while it runs."""
     stop_token_ids: bytes
-    """int32 per request: the stop token that ended it, -1 where none did (EOS is none)."""
+    """int32 per request: the stop token that ended it, -1 where none did (EOS is none), -2 where its grammar
+    was complete, so that the last token is text."""
     num_cached_tokens: bytes
     """int32 per request: prompt tokens found in the prefix cache."""
     logprobs: LogprobColumns | None

@@ -41,12 +41,13 @@ class Service:
 
     @classmethod
     def for_llm(cls, llm: AsyncLLM) -> Service:
-        setup = f"{llm.config.scheduler!r} {llm.config.cache!r} {llm.config.threads} {llm.model!r}"
+        config = llm.config
+        deciding = (config.scheduler, config.cache, config.threads, config.logits_processors, llm.model)
         return cls(
             llm=llm,
             model_names=llm.config.model.served_model_names,
             started=int(time.time()),
-            system_fingerprint=f"trioserve-{__version__}-{hashlib.sha256(setup.encode()).hexdigest()[:8]}",
+            system_fingerprint=f"trioserve-{__version__}-{hashlib.sha256(repr(deciding).encode()).hexdigest()[:8]}",
         )
 
     def check_model(self, name: str | None) -> None:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from trioserve.worker.rows import take
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,10 +44,10 @@ def draw_tokens(
     unfiltered = [row for row, p in enumerate(params) if not _is_filtered(p)]
     drawn = torch.empty(len(params), dtype=torch.int64)
     if unfiltered:
-        drawn[unfiltered] = _draw(probabilities[unfiltered].double(), uniforms[unfiltered])
+        drawn[unfiltered] = _draw(take(probabilities, unfiltered).double(), uniforms[unfiltered])
     if filtered:
         drawn[filtered] = _draw_filtered(
-            probabilities[filtered], _Limits.of([params[row] for row in filtered]), uniforms[filtered]
+            take(probabilities, filtered), _Limits.of([params[row] for row in filtered]), uniforms[filtered]
         )
     return drawn
 
@@ -93,7 +95,7 @@ def _draw_filtered(probabilities: torch.Tensor, limits: _Limits, uniforms: torch
     drawn = torch.empty(num_rows, dtype=torch.int64)
     pending = torch.arange(num_rows)
     for size in (*(size for size in _CANDIDATES if size < vocab_size), vocab_size):
-        candidates = probabilities[pending].topk(size)
+        candidates = take(probabilities, pending).topk(size)
         kept, settled = _filter(candidates.values.double(), limits[pending], is_whole=size == vocab_size)
         places = _draw(kept[settled], uniforms[pending[settled]])
         drawn[pending[settled]] = candidates.indices[settled].gather(1, places[:, None])[:, 0]

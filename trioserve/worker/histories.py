@@ -31,12 +31,16 @@ class History:
     bad_words: BadWords | None = None
     counts: TokenCounts | None = None
     thinking: ThinkingWatch | None = None
+    num_prompt_tokens: int = 0
     num_output_tokens: int = 0
-    """How many have been taken in."""
+    """How many of each have been taken in."""
 
     @classmethod
     def before_output(cls, sequence: ScheduledSequence, vocab_size: int) -> History:
-        history = cls(allowed=_mask_of(sequence.params.allowed_token_ids, vocab_size))
+        history = cls(
+            allowed=_mask_of(sequence.params.allowed_token_ids, vocab_size),
+            num_prompt_tokens=len(sequence.prompt_token_ids),
+        )
         if sequence.constraints.bad_words:
             history.bad_words = BadWords(sequence.constraints.bad_words, vocab_size)
         if sequence.params.needs_penalties:
@@ -47,6 +51,12 @@ class History:
             history.thinking = ThinkingWatch(sequence.constraints.thinking)
             history.thinking.extend(sequence.prompt_token_ids)
         return history
+
+    def is_past_of(self, sequence: ScheduledSequence) -> bool:
+        """False if the request was given another prompt, or lost output."""
+        return self.num_prompt_tokens == len(sequence.prompt_token_ids) and self.num_output_tokens <= len(
+            sequence.output_token_ids
+        )
 
     def extend(self, output_token_ids: Sequence[int]) -> None:
         """Take in what came since the last time. output_token_ids: all of them."""
@@ -95,7 +105,7 @@ class Histories:
 
     def _up_to_date(self, sequence: ScheduledSequence) -> History:
         history = self._known.get(sequence.request_id)
-        if history is None:
+        if history is None or not history.is_past_of(sequence):
             history = History.before_output(sequence, self._vocab_size)
         history.extend(sequence.output_token_ids)
         return history

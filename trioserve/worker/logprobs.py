@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from trioserve.worker.batch import LogprobRow
+from trioserve.worker.rows import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,14 +58,14 @@ class RawLogprobs:
         }
         if not asked:
             return None
-        return cls(asked, torch.log_softmax(logits[list(asked)], dim=-1))
+        return cls(asked, torch.log_softmax(take(logits, list(asked)), dim=-1))
 
     def report(self, drawn: Sequence[int], kept: Iterable[Iterable[int]]) -> dict[int, LogprobRow]:
         """By row, of those that ask. drawn: the tokens of all rows; kept: the rows that count, in groups."""
         counting = set(chain.from_iterable(kept))
         chosen = {row: place for place, row in enumerate(self.rows) if row in counting}
         reported = logprob_rows(
-            self.values[list(chosen.values())],
+            take(self.values, list(chosen.values())),
             [drawn[row] for row in chosen],
             [self.rows[row] for row in chosen],
         )
@@ -83,8 +84,7 @@ def logprob_rows(
     widths = [_width(w.num_top, vocab_size) for w in wanted]
     for width in set(widths):
         group = [row for row, w in enumerate(widths) if w == width]
-        of_group = values if len(group) == len(widths) else values[group]  # all of them are not copied
-        reported = _Top(of_group, width).rows([(token_ids[row], wanted[row]) for row in group])
+        reported = _Top(take(values, group), width).rows([(token_ids[row], wanted[row]) for row in group])
         found |= zip(group, reported, strict=True)
     return [found[row] for row in range(len(wanted))]
 

@@ -11,9 +11,11 @@ from trioserve.worker.batch import ScheduledSequence
 from trioserve.worker.histories import History
 
 if TYPE_CHECKING:
+    import torch
+
     from trioserve.sampling_params import SamplingParams
 
-__all__ = ["Row", "drafts_of", "rows_of"]
+__all__ = ["Row", "drafts_of", "rows_of", "take"]
 
 
 @attrs.define(eq=False)  # not frozen: one is made per position and step, at half the cost
@@ -36,7 +38,7 @@ class Row:
         return len(self.sequence.output_token_ids) + len(self.drafts)
 
     def last_tokens(self, count: int) -> list[int]:
-        """The last `count` output tokens before it; fewer if there are not so many."""
+        """The last `count` >= 1 output tokens before it; fewer if there are not so many."""
         outputs = self.sequence.output_token_ids
         own = max(0, count - len(self.drafts))
         return [*outputs[max(0, len(outputs) - own) :], *self.drafts][-count:]
@@ -50,3 +52,9 @@ def rows_of(sequence: ScheduledSequence, history: History) -> list[Row]:
     """1 + num_drafts rows, in the order of their positions."""
     drafts = drafts_of(sequence)
     return [Row(sequence, drafts[:before], history) for before in range(len(drafts) + 1)]
+
+
+def take(tensor: torch.Tensor, rows: Sequence[int] | torch.Tensor) -> torch.Tensor:
+    """Some rows of [R, ...], in rising order. All of them are not copied: with a large vocabulary, that costs
+    as much as to draw from them."""
+    return tensor if len(rows) == len(tensor) else tensor[rows]

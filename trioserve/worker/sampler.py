@@ -31,7 +31,7 @@ from trioserve.worker.logits_processors import apply_processors
 from trioserve.worker.logprobs import RawLogprobs
 from trioserve.worker.masks import allowed_tokens, bar, keep_only
 from trioserve.worker.penalties import apply_penalties
-from trioserve.worker.rows import Row, drafts_of, rows_of
+from trioserve.worker.rows import Row, drafts_of, rows_of, take
 from trioserve.worker.thinking import apply_thinking_budgets
 
 if TYPE_CHECKING:
@@ -171,20 +171,15 @@ def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     random = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     chosen = torch.empty(len(rows), dtype=torch.int64)
     if greedy:
-        chosen[greedy] = _at(logits, greedy).argmax(-1)
+        chosen[greedy] = take(logits, greedy).argmax(-1)
     if random:
         drawing = [rows[index] for index in random]
         uniforms = [uniform(row.sequence.seed, row.position) for row in drawing]
         chosen[random] = draw_tokens(
-            _at(logits, random), [row.params for row in drawing], torch.tensor(uniforms, dtype=torch.float64)
+            take(logits, random), [row.params for row in drawing], torch.tensor(uniforms, dtype=torch.float64)
         )
     token_ids: list[int] = chosen.tolist()
     return token_ids
-
-
-def _at(logits: torch.Tensor, indices: list[int]) -> torch.Tensor:
-    """These rows; all of them are not copied."""
-    return logits if len(indices) == len(logits) else logits[indices]
 
 
 def _plain_outputs(drawn: list[int], sequences: Sequence[ScheduledSequence]) -> list[SequenceOutput]:
