@@ -1,4 +1,4 @@
-"""Small models for the tests of trioserve.model_sources: a tiny llama, and GGUF files of it."""
+"""Models for the tests of trioserve.model_sources: tiny ones as GGUF files, and the packaged ones."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     from trioserve.config import ResolvedModel
 
 HEADS, KV_HEADS, HIDDEN, LAYERS, FEED_FORWARD = 4, 2, 32, 2, 48
+HEAD_DIM = HIDDEN // HEADS
+
+_EXTRA_SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
+    "gemma3": {
+        "attn_q_norm.weight": (HEAD_DIM,),
+        "attn_k_norm.weight": (HEAD_DIM,),
+        "post_attention_norm.weight": (HIDDEN,),
+        "post_ffw_norm.weight": (HIDDEN,),
+    },
+    "qwen2": {
+        "attn_q.bias": (HIDDEN,),
+        "attn_k.bias": (KV_HEADS * HEAD_DIM,),
+        "attn_v.bias": (KV_HEADS * HEAD_DIM,),
+    },
+}
+"""Of a layer, beside llama's."""
 
 
 def model_config(model: str | Path, **changes: Any) -> ModelConfig:
@@ -100,7 +116,7 @@ def byte_alphabet() -> list[str]:
 
 
 class GgufFile:
-    """A tiny llama as a GGUF file: change `metadata` or `tensors` before `write`."""
+    """A tiny llama, gemma3 or qwen2 as a GGUF file: change `metadata` or `tensors` before `write`."""
 
     def __init__(self, *, architecture: str = "llama", rows: int = 300, tied: bool = False) -> None:
         self.architecture = architecture
@@ -117,8 +133,10 @@ class GgufFile:
                 "rope.freq_base": 10000.0,
             }.items()
         }
+        if architecture == "gemma3":
+            self.metadata |= {"gemma3.attention.key_length": HEAD_DIM, "gemma3.attention.sliding_window": 16}
         self.metadata |= byte_vocabulary()
-        self.tensors = _tensors(rows, tied=tied)
+        self.tensors = _tensors(rows, tied=tied, extra=_EXTRA_SHAPES.get(architecture, {}))
 
     def write(self, path: Path, quantized: dict[str, gguf.GGMLQuantizationType] | None = None) -> Path:
         writer = gguf.GGUFWriter(path, self.architecture)
@@ -167,7 +185,55 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def _tensors(rows: int, *, tied: bool) -> dict[str, np.ndarray]:
+def sentencepiece_vocabulary() -> dict[str, Any]:
+    """All bytes, a few pieces with falling scores, and a prefix space."""
+    pieces = ["▁", "h", "e", "l", "o", "w", "▁w", "ll", "he", "hell", "▁hell", "hello", "▁hello"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(index) for index in range(len(pieces))],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+
+
+def gemma_vocabulary() -> dict[str, Any]:
+    """In the order of Gemma's own: control tokens, user-defined ones (runs of white space, tags), bytes,
+    pieces, and runs of tabs."""
+    control = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
+    runs = [*("\n" * count for count in (1, 2, 3)), *(" " * count for count in (2, 3, 4, 5)), "<table>"]
+    pieces = ["▁t", "he", "▁the", "ll", "▁h", "hell", "▁hell", "▁hello", "el", "ab", "abc", "bc"]
+    pieces += ["<0", "A>", "0A>", "x0A>"]
+    letters = ["▁", *"abcdehlotxA0<>_", "é"]
+    parts: list[tuple[list[str], int]] = [
+        (control, 3),
+        (runs, 4),
+        ([f"<0x{byte:02X}>" for byte in range(256)], 6),
+        ([*pieces, *letters], 1),
+        (["\t", "\t\t"], 4),
+    ]
+    kinds = [kind for tokens, kind in parts for _ in tokens]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": [token for tokens, _ in parts for token in tokens],
+        "tokenizer.ggml.scores": [
+            -float(index) if kind == 1 else 0.0 if kind == 6 else -1000.0 for index, kind in enumerate(kinds)
+        ],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def _tensors(rows: int, *, tied: bool, extra: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
 
     def weight(*shape: int) -> np.ndarray:
@@ -176,18 +242,17 @@ def _tensors(rows: int, *, tied: bool) -> dict[str, np.ndarray]:
     tensors = {"token_embd.weight": weight(rows, HIDDEN), "output_norm.weight": weight(HIDDEN)}
     if not tied:
         tensors["output.weight"] = weight(rows, HIDDEN)
-    head_dim = HIDDEN // HEADS
     shapes = {
-        "attn_norm": (HIDDEN,),
-        "attn_q": (HIDDEN, HIDDEN),
-        "attn_k": (KV_HEADS * head_dim, HIDDEN),
-        "attn_v": (KV_HEADS * head_dim, HIDDEN),
-        "attn_output": (HIDDEN, HIDDEN),
-        "ffn_norm": (HIDDEN,),
-        "ffn_gate": (FEED_FORWARD, HIDDEN),
-        "ffn_up": (FEED_FORWARD, HIDDEN),
-        "ffn_down": (HIDDEN, FEED_FORWARD),
-    }
+        "attn_norm.weight": (HIDDEN,),
+        "attn_q.weight": (HIDDEN, HIDDEN),
+        "attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "attn_output.weight": (HIDDEN, HIDDEN),
+        "ffn_norm.weight": (HIDDEN,),
+        "ffn_gate.weight": (FEED_FORWARD, HIDDEN),
+        "ffn_up.weight": (FEED_FORWARD, HIDDEN),
+        "ffn_down.weight": (HIDDEN, FEED_FORWARD),
+    } | extra
     for layer in range(LAYERS):
-        tensors |= {f"blk.{layer}.{name}.weight": weight(*shape) for name, shape in shapes.items()}
+        tensors |= {f"blk.{layer}.{name}": weight(*shape) for name, shape in shapes.items()}
     return tensors

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from helpers_core import Driver
 from trioserve.core.engine import EngineCore
-from trioserve.core.step_result import StepResult
 from trioserve.outputs import FinishReason
+
+if TYPE_CHECKING:
+    from trioserve.core.step_result import StepResult
 
 
 def _results(driver: Driver) -> list[StepResult]:

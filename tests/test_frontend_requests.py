@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    import trio.testing
+    from trio.testing import MockClock
 
     from trioserve.outputs import TokenLogprobs
 
@@ -206,7 +206,7 @@ async def test_a_refusal_of_one_completion_is_that_of_all(fake: FakeEngine) -> N
 
 
 async def test_a_request_inherits_the_deadline_of_its_scopes(
-    fake: FakeEngine, autojump_clock: trio.testing.MockClock
+    fake: FakeEngine, autojump_clock: MockClock
 ) -> None:
     async with fake.llm.stream("a"):
         pass
@@ -278,9 +278,12 @@ async def test_a_thinking_budget_knows_how_the_model_thinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reasoning = {"start": "<t>", "end": "</t>"}
-    async with open_fake_llm(tmp_path, monkeypatch, reasoning_config=reasoning) as fake:
-        async with fake.llm.stream("a", SamplingParams(thinking_token_budget=3)):
-            thinking = fake.client.added[0].constraints.thinking
+    params = SamplingParams(thinking_token_budget=3)
+    async with (
+        open_fake_llm(tmp_path, monkeypatch, reasoning_config=reasoning) as fake,
+        fake.llm.stream("a", params),
+    ):
+        thinking = fake.client.added[0].constraints.thinking
     assert thinking == ThinkingBudget(
         max_tokens=3, start_token_ids=tuple(b"<t>"), end_token_ids=tuple(b"</t>")
     )

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from helpers_model_sources import HEADS, KV_HEADS, GgufFile, model_config, transformers_state
+from helpers_worker import PagedModel, resolved
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources import SilentProgress, resolve_model
 from trioserve.model_sources.convert_gguf import convert
@@ -188,12 +189,48 @@ def _with_tensor(name: str, value: np.ndarray) -> GgufFile:
         (_with_metadata(attention__head_count_kv=[2, 1]), "one number"),
         (_with_tensor("rope_freqs.weight", np.full(4, 2.0, np.float32)), "another way than Llama 3"),
         (_with_tensor("blk.0.attn_q.bias", np.zeros(32, np.float32)), r"blk\.0\.attn_q\.bias"),
+        (GgufFile(architecture="gemma2"), "'gemma2'.*gemma3, llama, qwen2"),
         (_with_tensor("blk.0.ffn_gate_exps.weight", np.zeros((2, 4, 4), np.float32)), "ffn_gate_exps"),
     ],
 )
 def test_variants_that_are_not_supported(tmp_path: Path, file: GgufFile, word: str) -> None:
     with pytest.raises(ModelNotSupportedError, match=word):
         converted(file, tmp_path)
+
+
+def test_gemma3_config(tmp_path: Path) -> None:
+    file = GgufFile(architecture="gemma3", tied=True)
+    file.metadata |= {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    config = read_config(converted(file, tmp_path))
+    assert (config["architectures"], config["model_type"]) == (["Gemma3ForCausalLM"], "gemma3_text")
+    assert (config["sliding_window"], config["layer_types"]) == (16, ["sliding_attention"] * 2)
+    assert (config["head_dim"], config["query_pre_attn_scalar"]) == (8, 8)
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (10000.0, 10000.0)
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    assert config["tie_word_embeddings"] is True
+    assert "final_logit_softcapping" not in config
+
+
+def test_qwen2_config(tmp_path: Path) -> None:
+    config = read_config(converted(GgufFile(architecture="qwen2"), tmp_path))
+    assert (config["architectures"], config["model_type"]) == (["Qwen2ForCausalLM"], "qwen2")
+    assert config["use_sliding_window"] is False
+
+
+@pytest.mark.parametrize(
+    ("architecture", "known"), [("qwen2", ["<|im_end|>", "<|endoftext|>"]), ("gemma3", ["<end_of_turn>"])]
+)
+def test_well_known_ends_that_the_file_does_not_name(
+    architecture: str, known: list[str], tmp_path: Path
+) -> None:
+    file = GgufFile(architecture=architecture)
+    tokens = file.metadata["tokenizer.ggml.tokens"]
+    del file.metadata["tokenizer.ggml.eot_token_id"]
+    named = file.metadata["tokenizer.ggml.eos_token_id"]
+    file.metadata["tokenizer.ggml.tokens"] = [*tokens, *known]
+    file.metadata["tokenizer.ggml.token_type"] += [3] * len(known)
+    generation = json.loads((converted(file, tmp_path) / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [named, *range(len(tokens), len(tokens) + len(known))]
 
 
 def test_a_missing_value(tmp_path: Path) -> None:
@@ -223,6 +260,33 @@ def test_the_weights_are_transformers_weights(tmp_path: Path, monkeypatch: pytes
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen2"])
+def test_the_weights_of_other_architectures(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # its thread would stay
+    directory = converted(GgufFile(architecture=architecture, tied=True), tmp_path)
+    ours, theirs = load_file(directory / "model.safetensors"), transformers_state(tmp_path / "model.gguf")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "llama", "qwen2"])
+def test_the_directory_is_whole_for_transformers_and_for_us(architecture: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    directory = converted(GgufFile(architecture=architecture), tmp_path)
+    theirs, report = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(report.values())
+    prompt = list(range(40))
+    ours = PagedModel(resolved(directory, architecture=type(theirs).__name__))
+    (logits,) = ours.step([(ours.new_sequence(prompt), 40)])
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_query_rows_are_back_in_halves(tmp_path: Path) -> None:

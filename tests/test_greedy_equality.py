@@ -1,27 +1,21 @@
-"""Greedy output equals transformers' on the same weights, token for token in float32, however it is run."""
+"""Greedy output equals transformers' on the same weights, token for token in float32, however it is run.
+
+Steps are planned ahead throughout, except where a mode says otherwise.
+"""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import attrs
 import pytest
-import torch
-import transformers
 import trio
 
-from served import MODEL
+from helpers_model_sources import TransformersReference, packaged_model
 from trioserve import AsyncLLM, EngineArgs, SamplingParams
-from trioserve.model_sources import SilentProgress, resolve_model
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from trioserve.config import ResolvedModel
-
-LENGTH = 64
-PARAMS = SamplingParams(temperature=0, max_tokens=LENGTH)
-PROMPTS = [
+_TEXTS = [
     "The capital of France is",
     "Water boils at a temperature of",
     "def fibonacci(n):\n",
@@ -44,71 +38,129 @@ PROMPTS = [
     "She opened the door and saw",
 ]
 
+_LONG_TEXT = " ".join(f"Line {number}: {text}" for number, text in enumerate(_TEXTS * 3))
+
+
+@attrs.frozen(kw_only=True)
+class Case:
+    """A model, and how much of it is compared."""
+
+    model: str
+    texts: list[str]
+    length: int
+    room: dict[str, Any]
+    """Arguments that leave too little room for all, and little of a step for each prompt."""
+
+
+CASES = [
+    Case(
+        model="smollm2-135m",
+        texts=_TEXTS,
+        length=64,
+        room={"max_model_len": 256, "kv_cache_memory": "20MiB", "max_num_batched_tokens": 24},
+    ),
+    # Longer than its windows of 512 tokens, so that they leave blocks behind.
+    Case(
+        model="gemma3-270m",
+        texts=[_LONG_TEXT, _LONG_TEXT[7:], *_TEXTS[:3]],
+        length=24,
+        room={"max_model_len": 1024, "kv_cache_memory": "30MiB", "max_num_batched_tokens": 100},
+    ),
+    Case(
+        model="qwen2.5-coder-0.5b",
+        texts=[*_TEXTS[:3], _TEXTS[6]],
+        length=24,
+        room={"max_model_len": 64, "kv_cache_memory": "2500KiB", "max_num_batched_tokens": 7},
+    ),
+]
+ALONE = 3
+"""Prompts that are run one after the other, too."""
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+
+
+class Judge:
+    """Knows a case's prompts, and whether outputs are what transformers would say."""
+
+    def __init__(self, case: Case) -> None:
+        model = packaged_model(case.model)
+        self._reference = TransformersReference(model)
+        self._eos_token_ids = model.eos_token_ids
+        self._length = case.length
+        self.prompts = [self._reference.encode(text) for text in case.texts]
+        self._outputs: list[list[int]] = [[] for _ in self.prompts]
+
+    def check(self, outputs: list[list[int]]) -> None:
+        """Those of the first prompts, as many as there are."""
+        for number, output in enumerate(outputs):
+            if output == self._outputs[number]:
+                continue  # known to be right
+            ended = output[-1] in self._eos_token_ids
+            assert len(output) == self._length or ended
+            assert not set(output[:-1]) & set(self._eos_token_ids)
+            assert output == self._reference.likeliest(self.prompts[number], output)
+            self._outputs[number] = output
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.model)
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param
+
 
 @pytest.fixture(scope="module")
-def model() -> ResolvedModel:
-    config = EngineArgs(model=MODEL, dtype="float32").create_engine_config()
-    return resolve_model(config.model, SilentProgress())
+def judge(case: Case) -> Judge:
+    return Judge(case)
 
 
-@pytest.fixture(scope="module")
-def expected(model: ResolvedModel) -> list[list[int]]:
-    """What transformers gives, one prompt at a time."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model.tokenizer_directory)
-    reference = transformers.AutoModelForCausalLM.from_pretrained(model.directory, dtype=torch.float32)
-    outputs = []
-    for prompt in PROMPTS:
-        inputs = tokenizer(prompt, return_tensors="pt")
-        with torch.inference_mode():
-            tokens = reference.generate(**inputs, max_new_tokens=LENGTH, do_sample=False)
-        outputs.append(tokens[0, inputs["input_ids"].shape[1] :].tolist())
-    return outputs
-
-
-def new_llm(**values: Any) -> AsyncLLM:
-    args = {"model": MODEL, "dtype": "float32", "log": {"stats_interval": 0}, **values}
+def new_llm(case: Case, **values: Any) -> AsyncLLM:
+    args = {"model": case.model, "dtype": "float32", "log": {"stats_interval": 0}, **values}
     return AsyncLLM.from_engine_args(EngineArgs.from_dict(args))
 
 
-@pytest.fixture
-async def llm() -> AsyncIterator[AsyncLLM]:
-    async with new_llm() as llm:
-        yield llm
+async def generate(llm: AsyncLLM, case: Case, prompt: list[int]) -> list[int]:
+    params = SamplingParams(temperature=0, max_tokens=case.length)
+    output = await llm.complete({"prompt_token_ids": prompt}, params)
+    return list(output.outputs[0].token_ids)
 
 
-async def generate_all(llm: AsyncLLM, *, within: float = 0.0) -> list[list[int]]:
+async def generate_all(
+    llm: AsyncLLM, case: Case, prompts: list[list[int]], *, within: float = 0.0
+) -> list[list[int]]:
     """All prompts together, each arriving at a random time within so many seconds."""
     arrivals = random.Random(1)
     outputs: dict[int, list[int]] = {}
 
-    async def generate(number: int, delay: float) -> None:
+    async def generate_one(number: int, delay: float) -> None:
         await trio.sleep(delay)
-        output = await llm.complete(PROMPTS[number], PARAMS)
-        outputs[number] = list(output.outputs[0].token_ids)
+        outputs[number] = await generate(llm, case, prompts[number])
 
     async with trio.open_nursery() as nursery:
-        for number in range(len(PROMPTS)):
-            nursery.start_soon(generate, number, arrivals.uniform(0, within))
-    return [outputs[number] for number in range(len(PROMPTS))]
+        for number in range(len(prompts)):
+            nursery.start_soon(generate_one, number, arrivals.uniform(0, within))
+    return [outputs[number] for number in range(len(prompts))]
 
 
-async def test_alone(llm: AsyncLLM, expected: list[list[int]]) -> None:
-    outputs = [await llm.complete(prompt, PARAMS) for prompt in PROMPTS]
-    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+async def test_alone_then_in_a_batch_that_grows_then_with_prefix_hits(case: Case, judge: Judge) -> None:
+    async with new_llm(case) as llm:
+        judge.check([await generate(llm, case, prompt) for prompt in judge.prompts[:ALONE]])
+        await llm.reset_prefix_cache()
+        judge.check(await generate_all(llm, case, judge.prompts, within=1.0))
+        # Every prompt's full blocks are in the prefix cache now.
+        longest = max(judge.prompts, key=len)
+        again = await llm.complete({"prompt_token_ids": [*longest, *longest]}, SamplingParams(max_tokens=1))
+        assert again.num_cached_tokens > 0 or len(longest) <= llm.ready.block_size
+        judge.check(await generate_all(llm, case, judge.prompts))
 
 
-async def test_in_a_batch_that_grows_and_with_prefix_hits(llm: AsyncLLM, expected: list[list[int]]) -> None:
-    assert await generate_all(llm, within=2.0) == expected
-    # Again, now that every prompt's full blocks are in the prefix cache; longer prompts share more.
-    shared = [await llm.complete(PROMPTS[0] + " Paris." + " and so on" * 20, PARAMS) for _ in range(2)]
-    assert shared[0].outputs[0].token_ids == shared[1].outputs[0].token_ids
-    assert shared[1].num_cached_tokens > 0
-    assert await generate_all(llm) == expected
-
-
-async def test_with_chunked_prefill_and_preemption(expected: list[list[int]]) -> None:
-    # Room for about five of the twenty, and four tokens of prompt at a time beside the decodes.
-    room = {"max_model_len": 256, "kv_cache_memory": "20MiB", "max_num_batched_tokens": 24}
-    async with new_llm(**room) as llm:
-        assert await generate_all(llm) == expected
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"async_scheduling": False, "enable_prefix_caching": False},
+        {"speculative_config": NGRAM},
+    ],
+    ids=["planned ahead", "not planned ahead", "speculative"],
+)
+async def test_with_chunked_prefill_and_preemption(case: Case, judge: Judge, mode: dict[str, Any]) -> None:
+    async with new_llm(case, **case.room, **mode) as llm:
+        judge.check(await generate_all(llm, case, judge.prompts))
         assert llm.metrics.totals().preemptions > 0

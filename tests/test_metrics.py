@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -16,12 +17,11 @@ from trioserve.observability.throughput_log import log_throughput
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pytest
-    import trio.testing
     from prometheus_client.samples import Sample
+    from trio.testing import MockClock
 
+_NO_EVENTS = CacheEvents()
 _LABELS = ("le", "finished_reason", "position", "sleep_state")
 
 
@@ -41,7 +41,7 @@ class Stats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_per_position: Sequence[int] = ()
-    cache_events: CacheEvents = CacheEvents()
+    cache_events: CacheEvents = _NO_EVENTS
     sleep_level: int = 0
 
 
@@ -209,7 +209,7 @@ def test_exactly_one_sleep_state_is_on() -> None:
 
 
 async def test_the_log_has_the_rates_of_its_interval_and_only_what_there_was(
-    caplog: pytest.LogCaptureFixture, autojump_clock: trio.testing.MockClock
+    caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
 ) -> None:
     metrics = new_metrics()
     metrics.record_stats(Stats(num_prompt_tokens=1000, prefix_cache_queries=1000, prefix_cache_hits=1000))

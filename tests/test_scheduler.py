@@ -453,7 +453,7 @@ def test_drafts_take_only_what_others_leave():
     driver.step()
     b = driver.add(prompt(16, 2), max_tokens=1, ignore_eos=True)
     assert driver.step() == [(a, 1, True), (b, 9, False)]
-    step = dict((request, count) for request, count, _ in driver.step())
+    step = {request: count for request, count, _ in driver.step()}
     assert step == {a: 3, b: 7}, "two drafts in what is left of the budget"
     driver.drain()
 

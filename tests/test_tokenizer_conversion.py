@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tokenizers import Tokenizer
 
-from helpers_model_sources import GgufFile, byte_vocabulary
+from helpers_model_sources import GgufFile, byte_vocabulary, sentencepiece_vocabulary
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources.convert_gguf import convert
 
@@ -153,21 +153,6 @@ def test_a_token_id_outside_the_vocabulary(tmp_path: Path) -> None:
 
 
 # SentencePiece
-
-
-def sentencepiece_vocabulary() -> dict[str, Any]:
-    pieces = ["▁", "h", "e", "l", "o", "w", "▁w", "ll", "he", "hell", "▁hell", "hello", "▁hello"]
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    return {
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.pre": "default",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [0.0] * 259 + [-float(index) for index in range(len(pieces))],
-        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-    }
 
 
 def test_a_sentencepiece_vocabulary(tmp_path: Path) -> None:

@@ -41,6 +41,19 @@ class StepResult:
     """Why requests have ended with FinishReason.ERROR, for the log."""
 
     @classmethod
+    def failure(cls, request_id: int) -> StepResult:
+        """Of a request that the core could not even begin with."""
+        return cls(
+            request_ids=[request_id],
+            token_ids=[[]],
+            sampled=[[]],
+            finish_reasons=[FinishReason.ERROR],
+            stop_token_ids=[None],
+            num_cached_tokens=[0],
+            prompt_logprobs=[[]],
+        )
+
+    @classmethod
     def of(cls, requests: Sequence[Request]) -> StepResult:
         """Takes over what these requests have not reported yet."""
         sampled = [request.take_unreported() for request in requests]

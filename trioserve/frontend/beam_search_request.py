@@ -55,6 +55,7 @@ async def run_beam_search(
     channel.is_counted = False
     channel.prompt_token_ids = tokenized.token_ids
     requests.register(channel)
+    requests.log(channel, params)
     started = time.monotonic()
     reason = FinishReason.ABORT
     try:

@@ -44,7 +44,7 @@ class OutputChannel:
     expects_input: bool = False
     """More rounds may come: the end of its completions is not the request's, unless it was cut short."""
     is_counted: bool = True
-    """Its completions' ends are request ends in the metrics."""
+    """Its completions' ends are request ends in the metrics, and each round is one in the log."""
     arrival_time: float = attrs.field(factory=time.monotonic)
     """Of `time.monotonic()`, as are the next two. Of this round."""
     first_token_time: float | None = None

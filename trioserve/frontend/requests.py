@@ -27,6 +27,7 @@ from trioserve.token_constraints import TokenConstraints
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig
     from trioserve.frontend.input_processor import InputProcessor
     from trioserve.frontend.output_processor import OutputProcessor
@@ -130,10 +131,8 @@ class Requests:
           ClosedError: the AsyncLLM was closed.
         """
         sequences = {next(self._sequence_ids): completion for completion in channel.completions}
-        if self._logs:
-            log.info(
-                "%s: %d prompt tokens, %r", channel.request_id, len(channel.prompt_token_ids), work.params
-            )
+        if channel.is_counted:
+            self.log(channel, work.params)
         self._outputs.register(channel, sequences)
         try:
             client = self._get_client()
@@ -143,6 +142,11 @@ class Requests:
         except BaseException:
             self.release(channel)
             raise
+
+    def log(self, channel: OutputChannel, params: SamplingParams | BeamSearchParams) -> None:
+        """A line about a request, where these are wanted."""
+        if self._logs:
+            log.info("%s: %d prompt tokens, %r", channel.request_id, len(channel.prompt_token_ids), params)
 
     def _make_add(
         self, sequence_id: int, index: int, channel: OutputChannel, work: Round, time_left: float | None

@@ -58,9 +58,9 @@ class StreamedRequest:
     _params: SamplingParams
     _routing: Routing
     _known: list[int] = attrs.field(factory=list, init=False)
-    """All tokens up to where the answer that runs began, or, between answers, up to now."""
+    """Everything before the present answer: what the engine was given last."""
     _answer: list[int] = attrs.field(factory=list, init=False)
-    """Tokens of the answer that runs."""
+    """Tokens of the present answer, as far as they were read."""
     _awaits_input: bool = attrs.field(default=True, init=False)
 
     @classmethod

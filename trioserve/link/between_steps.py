@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import attrs
@@ -9,8 +10,6 @@ import outcome
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trioserve.core.engine import EngineCore
 
 __all__ = ["BetweenSteps"]

@@ -29,7 +29,7 @@ import trio
 from trioserve.core.engine import EngineCore
 from trioserve.core.request import CoreRequest
 from trioserve.core.step_result import StepResult
-from trioserve.errors import InvalidRequestError, TrioserveError
+from trioserve.errors import EngineGenerateError, InvalidRequestError, TrioserveError
 from trioserve.link.client import config_hash
 from trioserve.link.columns import pack_step, unpack_token_ids
 from trioserve.link.controls import Controls
@@ -102,19 +102,18 @@ async def _serve(stream: MessageStream) -> None:
     if not isinstance(hello, Hello):
         raise MessageError(f"expected Hello, got {type(hello).__name__}")
     _check_version(hello)
+    started = time.perf_counter()
     with ExitStack() as closing:
-        async with (
-            StepThread.open() as thread,
-            GrammarCompiler.open(hello.model, hello.config.structured_outputs) as grammars,
-        ):
-            started = time.perf_counter()
-            num_blocks, runner = await thread.run(_load, hello)
-            closing.callback(runner.close)  # once the thread has ended
-            core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
-            seconds = time.perf_counter() - started
-            stream.send_nowait(_ready(hello, num_blocks, num_blocks * runner.bytes_per_block, seconds))
-            controls = Controls(core, thread, runner, num_blocks)
-            await _Connection(stream, thread, runner, grammars, controls).serve()
+        async with StepThread.open() as thread:
+            loading = thread.start(_load, hello)  # while the grammars' tokenizer is made
+            async with GrammarCompiler.open(hello.model, hello.config.structured_outputs) as grammars:
+                num_blocks, runner = await loading.wait()
+                closing.callback(runner.close)  # once the thread has ended
+                core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
+                seconds = time.perf_counter() - started
+                stream.send_nowait(_ready(hello, num_blocks, num_blocks * runner.bytes_per_block, seconds))
+                controls = Controls(core, thread, runner, num_blocks)
+                await _Connection(stream, thread, runner, grammars, controls).serve()
 
 
 def _check_version(hello: Hello) -> None:
@@ -218,6 +217,9 @@ class _Connection:
                 self._add(attrs.evolve(add, time_left=None if math.isinf(left) else left), grammar)
         except InvalidRequestError as error:
             self._refuse(add, error)
+        except EngineGenerateError as error:
+            log.error("request %d: %s", add.request_id, error)
+            self._send(StepResult.failure(add.request_id))
         finally:
             del self._waiting_for_grammar[add.request_id]
         self._wake_steps.set()

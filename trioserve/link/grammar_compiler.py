@@ -9,6 +9,7 @@ schema is ready in 15 to 40 ms, the first one ever in 0.8 s; a cache hit takes 1
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trioserve.errors import ClosedError, InvalidRequestError, TrioserveError
+from trioserve.errors import ClosedError, InvalidRequestError, ModelNotSupportedError, TrioserveError
 from trioserve.grammars.checking import Setup
 from trioserve.grammars.compiled import CompiledGrammar, compile_grammar
 from trioserve.grammars.tokenizer import load_tokenizer
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from trioserve.worker.grammar import GrammarMatcher
 
 __all__ = ["GrammarCompiler"]
+
+log = logging.getLogger(__name__)
 
 
 @attrs.frozen
@@ -68,7 +71,7 @@ class GrammarCompiler:
         self,
         nursery: trio.Nursery,
         checker: GrammarChecker,
-        tokenizer: LLTokenizer,
+        tokenizer: LLTokenizer | _Refusal,
         setup: Setup,
     ) -> None:
         self._nursery = nursery
@@ -86,13 +89,13 @@ class GrammarCompiler:
         cls, model: ResolvedModel, config: StructuredOutputsConfig
     ) -> AsyncIterator[GrammarCompiler]:
         """Loads the tokenizer at once (`load_tokenizer`), because that holds the GIL: later it would stop
-        all streams. Leaving the scope kills the child, and waits for a compilation that runs in the thread:
-        about a second at most, as the check has found.
+        all streams. A tokenizer that llguidance cannot read is no obstacle to serving the model: then all
+        grammars are refused.
 
-        Raises:
-          ModelNotSupportedError: llguidance cannot read the model's tokenizer.json.
+        Leaving the scope kills the child, and waits for a compilation that runs in the thread: about a
+        second at most, as the check has found.
         """
-        tokenizer = await trio.to_thread.run_sync(load_tokenizer, model)
+        tokenizer = await trio.to_thread.run_sync(_load_tokenizer, model)
         setup = Setup(model=model, config=config)
         async with GrammarChecker.open(setup) as checker, trio.open_nursery() as nursery:
             yield cls(nursery, checker, tokenizer, setup)
@@ -102,8 +105,10 @@ class GrammarCompiler:
         """A matcher at its start, if the grammar is there already; None means: call `compile`.
 
         Raises:
-          InvalidRequestError: it has been refused before.
+          InvalidRequestError: it has been refused before, or all are.
         """
+        if isinstance(self._tokenizer, _Refusal):
+            raise self._tokenizer.error()
         found = self._cache.get(params)
         if found is None or (isinstance(found, CompiledGrammar) and found.is_spoiled):
             return None
@@ -153,6 +158,7 @@ class GrammarCompiler:
         verdict = await self._checker.check(params)
         if verdict.grammar is None:
             return _Refusal(verdict.refused or "")
+        assert not isinstance(self._tokenizer, _Refusal)
         # Not abandoned when cancelled: the check has shown that it ends.
         return await trio.to_thread.run_sync(
             compile_grammar, self._tokenizer, verdict.grammar, self._vocab_size
@@ -163,6 +169,14 @@ class GrammarCompiler:
         self._cache.move_to_end(params)
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
+
+
+def _load_tokenizer(model: ResolvedModel) -> LLTokenizer | _Refusal:
+    try:
+        return load_tokenizer(model)
+    except ModelNotSupportedError as error:
+        log.warning("Structured outputs are not available: %s", error)
+        return _Refusal(str(error))
 
 
 def _matcher(result: _Result) -> GrammarMatcher:

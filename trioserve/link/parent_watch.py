@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["dies_with_parent"]
+__all__ = ["ask_kernel_for_death_signal", "dies_with_parent"]
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
-def _ask_kernel_for_death_signal() -> None:
+def ask_kernel_for_death_signal() -> None:
     """SIGKILL when the thread that forked us ends, even while a C call holds the GIL. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -41,7 +41,7 @@ def dies_with_parent(link_fd: int) -> Iterator[None]:
     A thread waits for the hangup, so that it works while the main thread computes; it is joined on exit.
     The kernel's parent-death signal covers the case where a C call holds the GIL meanwhile.
     """
-    _ask_kernel_for_death_signal()
+    ask_kernel_for_death_signal()
     stop_reading, stop_writing = os.pipe()
     thread = threading.Thread(target=_watch, args=(link_fd, stop_reading), name="parent-watch")
     thread.start()

@@ -36,7 +36,7 @@ def _kind(sequence: ScheduledSequence) -> int:
 
 
 def sort_key(sequence: ScheduledSequence) -> tuple[int, int]:
-    """Of the order in a step: single tokens, then a few, both by length so that padding is little; then many."""
+    """Of the order in a step: single tokens, then a few, both by length (to pad little), then many."""
     kind = _kind(sequence)
     return kind, 0 if kind == _LONG else sequence.start
 
@@ -56,12 +56,12 @@ class Planner:
         parts: list[Part] = []
         row = 0
         for members in self._cut(sequences):
-            counts = [len(sequences[index].token_ids) for index in members]
-            if _kind(sequences[members[0]]) == _LONG:
-                parts += self._chunks(sequences[members[0]], members[0], row)
+            first = sequences[members[0]]
+            if _kind(first) == _LONG:
+                parts += self._chunks(first, members[0], row)
             else:
                 parts.append(self._batch(sequences, members, row))
-            row += sum(counts)
+            row += sum(len(sequences[index].token_ids) for index in members)
         return parts
 
     def _cut(self, sequences: Sequence[ScheduledSequence]) -> Iterator[range]:
