@@ -116,13 +116,16 @@ class ShapedLogits:
 
 
 class FakeGrammar:
-    """At its i-th token it allows those of `steps[i]`, and after the last step nothing."""
+    """At its i-th token it allows those of `steps[i]`, and after the last step those of `end`."""
 
-    def __init__(self, steps: Sequence[set[int]], *, fails_after: int | None = None) -> None:
+    def __init__(
+        self, steps: Sequence[set[int]], *, fails_after: int | None = None, end: Collection[int] = ()
+    ) -> None:
         self.taken: list[int] = []
         self.failure: str | None = None
         self._steps = steps
         self._fails_after = fails_after
+        self._end = end
 
     @property
     def is_complete(self) -> bool:
@@ -130,7 +133,7 @@ class FakeGrammar:
 
     def fill_mask(self, mask: Array) -> None:
         mask[:] = 0
-        allowed = self._steps[len(self.taken)] if not self.is_complete else set()
+        allowed = self._steps[len(self.taken)] if not self.is_complete else self._end
         for token in allowed:
             mask.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))
 

@@ -129,3 +129,14 @@ def test_sequences_with_and_without_drafts_in_one_step() -> None:
     assert found == [best[:1], best[1:4], best[5:6], best[6:9]]
     plain = [*rows[:2], scheduled_sequence(request_id=2)]
     assert [drawn(output) for output in sample(logits[:6], plain)] == [best[:1], best[1:4], best[5:6]]
+
+
+def test_a_draft_that_completes_the_match_is_the_last_token() -> None:
+    """Without drafts the request would end there, and EOS, which may follow, never be drawn."""
+    logits = random_logits(4, VOCAB_SIZE)
+    for drafts in ([7], [7, 8], [7, 8, 0]):
+        grammar = FakeGrammar([{7}, {8}], end={0})
+        sequence = scheduled_sequence(token_ids=[3, *drafts], num_drafts=len(drafts), grammar=grammar)
+        (output,) = sample(logits[: 1 + len(drafts)].clone(), [sequence])
+        assert drawn(output) == grammar.taken == [7, 8]
+        assert grammar.is_complete

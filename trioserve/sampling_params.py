@@ -9,21 +9,27 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.json_values import json_object
 from trioserve.structured_outputs import StructuredOutputsParams
 from trioserve.validators import (
+    HIGHEST_COUNT,
+    at_most,
     boolean,
     integer,
     non_empty_strings,
     number,
+    one_of_class,
     optional,
+    plain,
     reject,
+    shown,
     to_strings,
     to_tuple,
     token_ids,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["GREEDY_BELOW", "RepetitionDetection", "RequestOutputKind", "SamplingParams"]
 
@@ -31,6 +37,18 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this pick the most likely token."""
 
 _MAX_LOGPROB_TOKEN_IDS = 128
+
+# What costs something in each step, per item and sequence, and so would hold up everybody's.
+_MAX_STOP_STRINGS = 64
+_MAX_STOP_TOKENS = 1024
+_MAX_BIASES = 1024
+_MAX_BAD_WORDS = 1024
+
+_MAX_CHARACTERS = 2**15
+"""Of all stop strings, and of all bad words."""
+
+_MAX_ALLOWED_TOKENS = 2**20
+"""More than any vocabulary has; they cost nothing once a sequence runs."""
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -44,37 +62,47 @@ class RequestOutputKind(enum.IntEnum):
     """One output, at the end; nothing travels before it."""
 
 
-def _to_logit_bias(value: dict[Any, Any] | None) -> dict[int, float] | None:
+def _to_logit_bias(value: Any) -> Any:
     """Keys may be numerals, as JSON has no integer keys; values are clamped to +-100 (OpenAI's range)."""
-    if not value:
+    if value is None or (isinstance(value, dict) and not value):
         return None
     try:
-        return {int(token): min(100.0, max(-100.0, float(bias))) for token, bias in value.items()}
-    except (AttributeError, TypeError, ValueError):
+        return {_to_token_id(token): min(100.0, max(-100.0, float(bias))) for token, bias in value.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise InvalidRequestError(
-            f"logit_bias must map token ids (integers) to numbers, got {value!r}.", parameter="logit_bias"
+            f"logit_bias must map token ids (integers) to numbers, got {shown(value)}.",
+            parameter="logit_bias",
         ) from None
+
+
+def _to_token_id(token: object) -> int:
+    if isinstance(token, bool) or not isinstance(token, int | str):
+        raise TypeError("neither an integer nor a numeral")
+    return int(token)
 
 
 def _logit_bias(_: object, attribute: attrs.Attribute[Any], value: dict[int, float] | None) -> None:
     for token, bias in (value or {}).items():
-        if token < 0 or math.isnan(bias):
+        if not 0 <= token <= HIGHEST_COUNT or math.isnan(bias):
             raise reject(attribute, {token: bias}, "a map of token ids (integers >= 0) to numbers")
 
 
-def _num_logprobs() -> Any:
-    check = integer("an integer >= 0, or -1 for all tokens", lambda v: v >= -1)
-    return attrs.field(default=None, validator=optional(check))
+def _words(limit: int, what: str) -> Callable[..., None]:
+    """A validator for strings that are looked for in each step."""
 
+    def validate(instance: object, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+        non_empty_strings(instance, attribute, value)
+        if (size := sum(map(len, value))) > _MAX_CHARACTERS:
+            raise InvalidRequestError(
+                f"{attribute.name} must have at most {_MAX_CHARACTERS} characters in all, got {size}.",
+                parameter=attribute.name,
+            )
 
-def _logprob_token_ids(instance: object, attribute: attrs.Attribute[Any], value: tuple[int, ...]) -> None:
-    token_ids(instance, attribute, value)
-    if len(value) > _MAX_LOGPROB_TOKEN_IDS:
-        raise reject(attribute, f"{len(value)} ids", f"a list of at most {_MAX_LOGPROB_TOKEN_IDS} token ids")
+    return at_most(limit, what, validate)
 
 
 def _to_optional_tuple(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if value is None else tuple(value)
+    return None if value is None else to_tuple(value)
 
 
 def _allowed_token_ids(
@@ -86,8 +114,33 @@ def _allowed_token_ids(
             raise reject(attribute, [], "null or a non-empty list of token ids")
 
 
+def _number(default: float, allowed: str, accepts: Callable[[float], bool]) -> Any:
+    return attrs.field(default=default, converter=plain, validator=number(allowed, accepts))
+
+
+def _integer(default: int, allowed: str, accepts: Callable[[int], bool]) -> Any:
+    return attrs.field(default=default, converter=plain, validator=integer(allowed, accepts))
+
+
+def _optional_integer(allowed: str, accepts: Callable[[int], bool], default: int | None = None) -> Any:
+    return attrs.field(default=default, converter=plain, validator=optional(integer(allowed, accepts)))
+
+
 def _penalty() -> Any:
-    return attrs.field(default=0.0, validator=number("a number from -2 to 2", lambda v: -2 <= v <= 2))
+    return _number(0.0, "a number from -2 to 2", lambda v: -2 <= v <= 2)
+
+
+def _num_logprobs() -> Any:
+    return _optional_integer("an integer >= 0, or -1 for all tokens", lambda v: -1 <= v <= HIGHEST_COUNT)
+
+
+def _to_output_kind(value: Any) -> RequestOutputKind:
+    if isinstance(value, int) and not isinstance(value, bool) and value in list(RequestOutputKind):
+        return RequestOutputKind(value)
+    kinds = ", ".join(f"{kind.name} ({kind.value})" for kind in RequestOutputKind)
+    raise InvalidRequestError(
+        f"output_kind must be one of {kinds}, got {shown(value)}.", parameter="output_kind"
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -95,13 +148,11 @@ class RepetitionDetection:
     """End a completion (finish reason "repetition") whose last tokens are one pattern, over and over."""
 
     max_pattern_size: int = attrs.field(
-        validator=integer("an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
+        converter=plain, validator=integer("an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
     )
     """Tokens of the longest pattern that is looked for."""
-    min_pattern_size: int = attrs.field(
-        default=1, validator=integer("an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
-    )
-    min_count: int = attrs.field(default=2, validator=integer("an integer >= 2", lambda v: v >= 2))
+    min_pattern_size: int = _integer(1, "an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
+    min_count: int = _integer(2, "an integer >= 2", lambda v: 2 <= v <= HIGHEST_COUNT)
     """How many times in a row it must occur."""
 
     def __attrs_post_init__(self) -> None:
@@ -122,43 +173,35 @@ class SamplingParams:
     `thinking_token_budget`, temperature, `min_p`, `top_k`, `top_p`, and the draw.
     """
 
-    n: int = attrs.field(default=1, validator=integer("an integer from 1 to 128", lambda v: 1 <= v <= 128))
+    n: int = _integer(1, "an integer from 1 to 128", lambda v: 1 <= v <= 128)
     """Completions per prompt."""
     presence_penalty: float = _penalty()
     """Subtracted once from the logit of every token that was generated already."""
     frequency_penalty: float = _penalty()
     """Subtracted from a token's logit once per time it was generated."""
-    repetition_penalty: float = attrs.field(
-        default=1.0, validator=number("a number above 0 and at most 10", lambda v: 0 < v <= 10)
-    )
+    repetition_penalty: float = _number(1.0, "a number above 0 and at most 10", lambda v: 0 < v <= 10)
     """Divides positive and multiplies negative logits of every token in prompt or output."""
-    temperature: float = attrs.field(
-        default=1.0, validator=number("a number from 0 to 2", lambda v: 0 <= v <= 2)
-    )
+    temperature: float = _number(1.0, "a number from 0 to 2", lambda v: 0 <= v <= 2)
     """0 is greedy."""
-    top_p: float = attrs.field(
-        default=1.0, validator=number("a number above 0 and at most 1", lambda v: 0 < v <= 1)
-    )
-    top_k: int = attrs.field(
-        default=0,
-        validator=integer("an integer from 1 to 2^31, or 0 or -1 for off", lambda v: -1 <= v < 2**31),
-    )
-    min_p: float = attrs.field(default=0.0, validator=number("a number from 0 to 1", lambda v: 0 <= v <= 1))
+    top_p: float = _number(1.0, "a number above 0 and at most 1", lambda v: 0 < v <= 1)
+    top_k: int = _integer(0, "an integer from 1 to 2^31, or 0 or -1 for off", lambda v: -1 <= v < 2**31)
+    min_p: float = _number(0.0, "a number from 0 to 1", lambda v: 0 <= v <= 1)
     """Drops tokens whose probability is below this share of the most likely one's."""
-    seed: int | None = attrs.field(
-        default=None,
-        validator=optional(integer("an integer of 64 bits", lambda v: -(2**63) <= v < 2**63)),
-    )
+    seed: int | None = _optional_integer("an integer of 64 bits", lambda v: -(2**63) <= v < 2**63)
     """A draw depends on (seed, position) only, whatever else runs."""
-    stop: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=non_empty_strings)
+    stop: tuple[str, ...] = attrs.field(
+        default=(), converter=to_strings, validator=_words(_MAX_STOP_STRINGS, "stop strings")
+    )
     """Generation ends when one of these appears; it is cut off unless `include_stop_str_in_output`."""
-    stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=to_tuple, validator=token_ids)
+    stop_token_ids: tuple[int, ...] = attrs.field(
+        default=(), converter=to_tuple, validator=at_most(_MAX_STOP_TOKENS, "token ids", token_ids)
+    )
     ignore_eos: bool = attrs.field(default=False, validator=boolean)
-    max_tokens: int | None = attrs.field(
-        default=16, validator=optional(integer("an integer >= 1, or null", lambda v: v >= 1))
+    max_tokens: int | None = _optional_integer(
+        "an integer >= 1, or null", lambda v: 1 <= v <= HIGHEST_COUNT, default=16
     )
     """None: the model's own limit, or as many as the context window holds."""
-    min_tokens: int = attrs.field(default=0, validator=integer("an integer >= 0", lambda v: v >= 0))
+    min_tokens: int = _integer(0, "an integer >= 0", lambda v: 0 <= v <= HIGHEST_COUNT)
     """No EOS, stop token or stop string before this many tokens."""
     logprobs: int | None = _num_logprobs()
     """Report the sampled token's logprob and those of this many most likely tokens, -1: of all tokens. An
@@ -166,7 +209,7 @@ class SamplingParams:
     prompt_logprobs: int | None = _num_logprobs()
     """The same for each token of the prompt but the first."""
     logprob_token_ids: tuple[int, ...] = attrs.field(
-        default=(), converter=to_tuple, validator=_logprob_token_ids
+        default=(), converter=to_tuple, validator=at_most(_MAX_LOGPROB_TOKEN_IDS, "token ids", token_ids)
     )
     """Report the logprobs of these tokens too, at each generated position."""
     flat_logprobs: bool = attrs.field(default=False, validator=boolean)
@@ -175,26 +218,34 @@ class SamplingParams:
     skip_special_tokens: bool = attrs.field(default=True, validator=boolean)
     include_stop_str_in_output: bool = attrs.field(default=False, validator=boolean)
     logit_bias: dict[int, float] | None = attrs.field(
-        default=None, converter=_to_logit_bias, validator=_logit_bias
+        default=None, converter=_to_logit_bias, validator=at_most(_MAX_BIASES, "token ids", _logit_bias)
     )
     allowed_token_ids: tuple[int, ...] | None = attrs.field(
-        default=None, converter=_to_optional_tuple, validator=_allowed_token_ids
+        default=None,
+        converter=_to_optional_tuple,
+        validator=at_most(_MAX_ALLOWED_TOKENS, "token ids", _allowed_token_ids),
     )
     """Only these tokens can be drawn."""
-    bad_words: tuple[str, ...] = attrs.field(default=(), converter=to_strings, validator=non_empty_strings)
+    bad_words: tuple[str, ...] = attrs.field(
+        default=(), converter=to_strings, validator=_words(_MAX_BAD_WORDS, "words")
+    )
     """Texts whose tokens, with or without a space before them, are never completed."""
-    structured_outputs: StructuredOutputsParams | None = None
-    thinking_token_budget: int | None = attrs.field(
-        default=None, validator=optional(integer("an integer >= 0", lambda v: v >= 0))
+    structured_outputs: StructuredOutputsParams | None = attrs.field(
+        default=None, validator=one_of_class(StructuredOutputsParams)
+    )
+    thinking_token_budget: int | None = _optional_integer(
+        "an integer >= 0", lambda v: 0 <= v <= HIGHEST_COUNT
     )
     """A model that thinks is made to stop thinking after this many tokens."""
-    repetition_detection: RepetitionDetection | None = None
+    repetition_detection: RepetitionDetection | None = attrs.field(
+        default=None, validator=one_of_class(RepetitionDetection)
+    )
     skip_reading_prefix_cache: bool | None = attrs.field(default=None, validator=optional(boolean))
     """Compute the whole prompt, even if its beginning is known. None: if `prompt_logprobs` are asked for."""
-    extra_args: dict[str, Any] | None = None
+    extra_args: dict[str, Any] | None = attrs.field(default=None, validator=optional(json_object))
     """For custom logits processors: whatever JSON can express."""
     output_kind: RequestOutputKind = attrs.field(
-        default=RequestOutputKind.CUMULATIVE, converter=RequestOutputKind
+        default=RequestOutputKind.CUMULATIVE, converter=_to_output_kind
     )
 
     def __attrs_post_init__(self) -> None:

@@ -3,45 +3,107 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trioserve.errors import InvalidRequestError
 from trioserve.text import is_unicode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import attrs
 
 __all__ = [
+    "HIGHEST_COUNT",
+    "at_most",
     "boolean",
     "integer",
     "non_empty_strings",
     "number",
+    "one_of_class",
     "optional",
+    "plain",
     "reject",
+    "shown",
     "to_strings",
     "to_tuple",
     "token_ids",
 ]
 
 
+T = TypeVar("T")
+
+HIGHEST_COUNT = 2**31 - 1
+"""Of anything that is counted; so that whatever was accepted can also be sent to the engine core."""
+
+_MAX_SHOWN = 200
+
+
+def shown(value: object) -> str:
+    """How an error message shows `value`: in one short line, whatever it is."""
+    try:
+        text = repr(value)
+    except Exception:  # of nesting without end, integers of thousands of digits, foreign classes
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
 def reject(attribute: attrs.Attribute[Any], value: object, allowed: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{attribute.name} must be {allowed}, got {value!r}.", parameter=attribute.name
+        f"{attribute.name} must be {allowed}, got {shown(value)}.", parameter=attribute.name
     )
+
+
+def plain(value: Any) -> Any:
+    """A number or string of a class derived from Python's own, such as NumPy's float64, as Python's own; only
+    those can be sent to the engine core. Anything else is left as it is, for the validator."""
+    if type(value) in {int, float, str, bool}:
+        return value
+    if isinstance(value, str):
+        return str.__str__(value)  # an enumeration's own __str__ gives its name
+    if isinstance(value, float):
+        return float(value)
+    return int(value) if isinstance(value, int) else value
+
+
+def one_of_class(kind: type) -> Callable[..., None]:
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is not None and not isinstance(value, kind):
+            raise reject(attribute, value, f"null or a {kind.__name__}")
+
+    return validate
+
+
+def at_most(limit: int, what: str, validate: Callable[..., None]) -> Callable[..., None]:
+    """`validate`, for at most so many items, which are called `what`."""
+
+    def validate_few(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value is not None and isinstance(value, tuple | dict) and len(value) > limit:
+            message = f"{attribute.name} must be at most {limit} {what}, got {len(value)}."
+            raise InvalidRequestError(message, parameter=attribute.name)
+        validate(instance, attribute, value)
+
+    return validate_few
 
 
 def number(allowed: str, accepts: Callable[[float], bool]) -> Callable[..., None]:
     """A validator for finite numbers (booleans are not numbers here)."""
 
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise reject(attribute, value, allowed)
         if not accepts(value):
             raise reject(attribute, value, allowed)
 
     return validate
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def integer(allowed: str, accepts: Callable[[int], bool]) -> Callable[..., None]:
@@ -66,20 +128,33 @@ def optional(validate: Callable[..., None]) -> Callable[..., None]:
 
 
 def to_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
+    return to_tuple((value,) if isinstance(value, str) else value)
+
+
+def non_empty_strings(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not (isinstance(value, tuple) and all(_is_non_empty(text) for text in value)):
+        raise reject(attribute, _as_list(value), "a non-empty string or a list of non-empty strings")
+
+
+def _as_list(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _is_non_empty(text: object) -> bool:
+    return isinstance(text, str) and bool(text) and is_unicode(text)
+
+
+def token_ids(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not (isinstance(value, tuple) and all(_is_token_id(token) for token in value)):
+        raise reject(attribute, _as_list(value), "a list of token ids (integers >= 0)")
+
+
+def _is_token_id(token: object) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= HIGHEST_COUNT
+
+
+def to_tuple(value: Iterable[T] | None) -> tuple[T, ...]:
+    """What cannot be iterated is left as it is, for the validator."""
     if value is None:
         return ()
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def non_empty_strings(_: object, attribute: attrs.Attribute[Any], value: tuple[object, ...]) -> None:
-    if not all(isinstance(text, str) and text and is_unicode(text) for text in value):
-        raise reject(attribute, list(value), "a non-empty string or a list of non-empty strings")
-
-
-def token_ids(_: object, attribute: attrs.Attribute[Any], value: tuple[object, ...]) -> None:
-    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value):
-        raise reject(attribute, list(value), "a list of token ids (integers >= 0)")
-
-
-def to_tuple(value: Iterable[int] | None) -> tuple[int, ...]:
-    return () if value is None else tuple(value)
+    return tuple(map(plain, value)) if isinstance(value, Iterable) else value

@@ -132,12 +132,12 @@ class EngineCore:
         return self._scheduler.stats_changed
 
     @property
-    def num_running(self) -> int:
-        """Requests that hold blocks."""
-        return self._scheduler.num_running
+    def num_begun(self) -> int:
+        """Requests that run, or did before they were preempted."""
+        return self._scheduler.num_begun
 
     def hold(self, *, new_only: bool) -> None:
-        """Admit no waiting request from now on; without `new_only`, `schedule` gives no step at all."""
+        """Begin with no request from now on; without `new_only`, `schedule` gives no step at all."""
         self._scheduler.hold(new_only=new_only)
 
     def release(self) -> None:

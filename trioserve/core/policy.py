@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from sortedcontainers import SortedKeyList
+
+from trioserve.core.request import RequestStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,12 +62,22 @@ class WaitingRequests:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._sorted)
 
-    def __getitem__(self, place: int) -> Request:
-        request: Request = self._sorted[place]
-        return request
+    @property
+    def num_preempted(self) -> int:
+        """Of them, those that ran before. Takes linear time."""
+        return sum(map(_was_preempted, self._sorted))
+
+    def first(self, count: int, *, preempted_only: bool) -> list[Request]:
+        """At most `count` of them; fast, if not `preempted_only`."""
+        allowed = filter(_was_preempted, self._sorted) if preempted_only else self._sorted
+        return list(islice(allowed, count))
 
     def add(self, request: Request) -> None:
         self._sorted.add(request)
 
     def remove(self, request: Request) -> None:
         self._sorted.remove(request)
+
+
+def _was_preempted(request: Request) -> bool:
+    return request.status is RequestStatus.PREEMPTED

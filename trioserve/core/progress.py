@@ -47,15 +47,8 @@ def _keep_tokens(request: Request, output: SequenceOutput) -> int:
         num_kept += 1
         if request.has_ended:
             break
-    # The grammar has taken in all of the tokens.
-    if (
-        output.tokens
-        and not request.has_ended
-        and request.grammar is not None
-        and request.grammar.is_complete
-    ):
-        _finish(request, FinishReason.STOP)
-        request.has_completed_grammar = True
+    if 0 < num_kept == len(output.tokens):  # those are what the grammar has taken in
+        _end_with_grammar(request)
     if request.drafter is not None and num_kept:
         request.drafter.extend(request.output_token_ids[-num_kept:])
     return num_kept
@@ -68,6 +61,14 @@ def _keep(request: Request, token: SampledToken) -> None:
     if stop is not None:
         _finish(request, stop.reason)
         request.stop_token_id = stop.token_id
+
+
+def _end_with_grammar(request: Request) -> None:
+    """A whole match is a stop, like a stop token also where it comes with the last token allowed."""
+    grammar_counts = request.finish_reason in {None, FinishReason.LENGTH}
+    if grammar_counts and request.grammar is not None and request.grammar.is_complete:
+        _finish(request, FinishReason.STOP)
+        request.has_completed_grammar = True
 
 
 def _finish(request: Request, reason: FinishReason) -> None:

@@ -40,14 +40,12 @@ from bisect import insort
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
-import attrs
-
 from trioserve.core.admission import to_request
 from trioserve.core.launch import StepPlan, launch_sequence
 from trioserve.core.policy import WaitingRequests, ranking
 from trioserve.core.progress import take_in
 from trioserve.core.request import RequestStatus, Share
-from trioserve.core.stats import CoreStats, StepCounters
+from trioserve.core.stats import CoreStats, Gauges, StepCounters
 from trioserve.outputs import FinishReason
 from trioserve.worker.batch import StepBatch
 
@@ -117,8 +115,8 @@ class Scheduler:
         return bool(self._requests)
 
     @property
-    def num_running(self) -> int:
-        return len(self._running)
+    def num_begun(self) -> int:
+        return len(self._running) + self._waiting.num_preempted
 
     @property
     def step_in_flight(self) -> bool:
@@ -177,7 +175,7 @@ class Scheduler:
         Where that would take a preemption, nothing is decided: `schedule` will do it, when the blocks of who
         ends in this step are back. The prompts of those that wait are hashed for the prefix cache, too.
         """
-        if not self._holds_all:
+        if self._config.plan_ahead and not self._holds_all:
             self._planned = self._serve_running(ahead=True)
             for request in islice(self._waiting, self._config.max_num_seqs - len(self._running)):
                 self._kv_cache.hash_prompt(request)
@@ -196,8 +194,7 @@ class Scheduler:
         if shares is None:
             shares = self._serve_running(ahead=False) or {}
         shares = {request: count for request, count in shares.items() if not request.has_ended}
-        if not self._holds_new:
-            self._admit_waiting(shares, self._config.max_num_batched_tokens - sum(shares.values()))
+        self._admit_waiting(shares, self._config.max_num_batched_tokens - sum(shares.values()))
         if not shares:
             assert self._holds_new or not self._requests, "a request alone always gets its share"
             return None
@@ -266,15 +263,16 @@ class Scheduler:
 
     def _admit_waiting(self, shares: dict[Request, int], budget: int) -> None:
         num_long = sum(self._is_long(r.num_known_tokens - r.num_computed_tokens) for r in self._running)
-        place = 0  # in _waiting; those before it wait for the place of another long prompt
-        while budget > 0 and place < len(self._waiting) and len(self._running) < self._config.max_num_seqs:
-            request = self._waiting[place]
+        num_passed = 0
+        num_seats = self._config.max_num_seqs - len(self._running)
+        count = num_seats and num_seats + _MAX_PASSED
+        for request in self._waiting.first(count, preempted_only=self._holds_new):
+            if not budget or num_passed == _MAX_PASSED or len(self._running) == self._config.max_num_seqs:
+                break
             cached = self._kv_cache.find_cached(request)
             num_lacking = request.num_known_tokens - cached.num_tokens
             if self._is_long(num_lacking) and num_long >= self._config.max_long_partial_prefills:
-                place += 1
-                if place > _MAX_PASSED:
-                    break
+                num_passed += 1
                 continue
             num_tokens = self._portion(num_lacking, budget)
             if not self._kv_cache.admit(request, cached, cached.num_tokens + num_tokens):
@@ -348,7 +346,8 @@ class Scheduler:
     # Control
 
     def hold(self, *, new_only: bool) -> None:
-        """Admit nobody, and unless `new_only`, run nobody, until `release`; requests may still be added."""
+        """Begin with nobody, and unless `new_only`, run nobody, until `release`; requests may still be added.
+        Who ran and was preempted counts as running."""
         self._holds_new, self._holds_all = True, not new_only
 
     def release(self) -> None:
@@ -374,22 +373,15 @@ class Scheduler:
         """The state now; the counters start again from zero."""
         counters, self._counters = self._counters, StepCounters()
         self._gauges_taken = self._gauges()
-        num_running, num_waiting, usage = self._gauges_taken
-        return CoreStats(
-            num_running=num_running,
-            num_waiting=num_waiting,
-            kv_cache_usage=usage,
-            cache_events=self._kv_cache.take_events(),
-            **attrs.asdict(counters, recurse=False),
-        )
+        return CoreStats.of(self._gauges_taken, counters, self._kv_cache.take_events())
 
     @property
     def stats_changed(self) -> bool:
         """The state differs from what was last taken, as it does after an abort without a step."""
         return self._gauges() != self._gauges_taken
 
-    def _gauges(self) -> tuple[int, int, float]:
-        return len(self._running) - self._num_aborted, len(self._waiting), self._kv_cache.usage
+    def _gauges(self) -> Gauges:
+        return Gauges(len(self._running) - self._num_aborted, len(self._waiting), self._kv_cache.usage)
 
     def check(self) -> None:
         """Assert the invariants, in time linear in the number of blocks and requests; for tests."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 import attrs
 
-__all__ = ["CacheEvents", "CoreStats", "StepCounters"]
+__all__ = ["CacheEvents", "CoreStats", "Gauges", "StepCounters"]
 
 
 @attrs.frozen(kw_only=True)
@@ -19,6 +20,14 @@ class CacheEvents:
     """Blocks that were given out for new content."""
     num_resets: int = 0
     """Times that everything was forgotten."""
+
+
+class Gauges(NamedTuple):
+    """The scheduler's state; see `CoreStats`."""
+
+    num_running: int
+    num_waiting: int
+    kv_cache_usage: float
 
 
 @attrs.define
@@ -64,3 +73,8 @@ class CoreStats:
     cache_events: CacheEvents = CacheEvents()
     sleep_level: int = 0
     """0: awake; 1: the KV cache is gone; 2: the weights too."""
+
+    @classmethod
+    def of(cls, gauges: Gauges, counters: StepCounters, cache_events: CacheEvents) -> Self:
+        counted = attrs.asdict(counters, recurse=False)
+        return cls(**gauges._asdict(), **counted, cache_events=cache_events)

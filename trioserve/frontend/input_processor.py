@@ -25,6 +25,9 @@ __all__ = ["InputProcessor", "Routing", "TokenizedPrompt"]
 _LONG_TEXT = 4_000
 """Characters from which tokenizing (more than a millisecond) leaves the event loop."""
 
+_MAX_LOGPROBS = 2**24
+"""Of one request, all in all: 192 MiB on their way here, and some GiB as Python objects."""
+
 _MAX_CHARACTERS_PER_TOKEN = 128
 """No vocabulary has tokens that are longer on average: a text beyond that cannot fit, so it is not even
 tokenized."""
@@ -156,7 +159,7 @@ class InputProcessor:
 
         Raises:
           InvalidRequestError: prompt and max_tokens together are more than the context holds, more logprobs
-            are wanted than the engine allows, or a token id is outside the vocabulary.
+            are wanted than the engine allows or a request may have, or a token id is outside the vocabulary.
         """
         room = self._model.max_model_len - prompt_length
         self.check_room(params.max_tokens or 0, prompt_length)
@@ -168,9 +171,11 @@ class InputProcessor:
                 f"min_tokens must be at most {room} after this prompt, got {params.min_tokens}.",
                 parameter="min_tokens",
             )
-        if params.max_tokens is not None:
-            return params
-        return attrs.evolve(params, max_tokens=min(room, self._model.generation.max_new_tokens or room))
+        if params.max_tokens is None:
+            limit = min(room, self._model.generation.max_new_tokens or room)
+            params = attrs.evolve(params, max_tokens=limit)
+        self._check_all_logprobs(params, prompt_length)
+        return params
 
     def check_room(self, max_tokens: int, prompt_length: int) -> None:
         """
@@ -200,6 +205,19 @@ class InputProcessor:
             f"{' (all of the vocabulary)' if number < 0 else ''}.",
             parameter=field,
         )
+
+    def _check_all_logprobs(self, params: SamplingParams, prompt_length: int) -> None:
+        """They are kept until the request ends, so their number is limited, too."""
+        num_tokens = {"logprobs": params.n * (params.max_tokens or 0), "prompt_logprobs": prompt_length}
+        for field, count in num_tokens.items():
+            wanted = getattr(params, field)
+            per_token = 1 + (self._model.vocab_size if wanted == -1 else wanted or 0)
+            if wanted is not None and count * per_token > _MAX_LOGPROBS:
+                raise InvalidRequestError(
+                    f"{field} of all tokens must be at most {_MAX_LOGPROBS}, got {count} tokens with "
+                    f"{per_token} each: ask for fewer of them, or for fewer tokens.",
+                    parameter=field,
+                )
 
     def _check_token_ids(self, params: SamplingParams) -> None:
         for field in ("logit_bias", "stop_token_ids", "allowed_token_ids", "logprob_token_ids"):

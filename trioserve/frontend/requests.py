@@ -101,8 +101,11 @@ class Requests:
         return OutputChannel(
             request_id=request_id or f"req-{uuid.uuid4().hex}",
             kind=params.output_kind,
-            # A stop string can be found only where the text is made.
-            streams=params.output_kind is not RequestOutputKind.FINAL_ONLY or bool(params.stop),
+            # A stop string can be found only where the text is made; and all logprobs of an answer may be too
+            # many for one message.
+            streams=params.output_kind is not RequestOutputKind.FINAL_ONLY
+            or bool(params.stop)
+            or (params.reports_logprobs and params.max_tokens != 1),
         )
 
     def _completions(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> list[Completion]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -33,6 +34,9 @@ class Controls:
         self.between_steps = BetweenSteps(core)
         self.sleep_level = _AWAKE
         self.core = core
+        self.on_their_way: dict[int, trio.CancelScope] = {}
+        """Requests that are not in the core yet, by id, and what ends each one's waiting. A drain waits for
+        them, too: `between_steps.notify` is to be called when there is one less."""
         self._thread = thread
         self._runner = runner
         self._num_blocks = num_blocks
@@ -62,18 +66,18 @@ class Controls:
 
     async def _drain(self) -> None:
         """Wait until there is no request at all."""
-        await self.between_steps.wait_until(lambda: not self.core.has_work)
+        await self.between_steps.wait_until(lambda: not self.core.has_work and not self.on_their_way)
 
     async def _pause(self, mode: str, clear_cache: bool) -> None:
-        """Requests keep coming in and wait. Those that run: "keep" freezes them where they are, and "wait"
-        lets them end; for "abort" the client has aborted them, and it is waited for all the same."""
+        """Requests keep coming in and wait. Those that have begun: "keep" freezes them where they are, and
+        "wait" lets them end; for "abort" the client has aborted them, and it is waited for all the same."""
         if mode not in {"abort", "wait", "keep"}:
             raise ValueError(f"mode must be abort, wait or keep, got {mode!r}")
         self.core.hold(new_only=mode != "keep")
         if mode == "keep":
             await self.between_steps.do(lambda: None)
         else:
-            await self.between_steps.wait_until(lambda: not self.core.num_running or not self.core.is_held)
+            await self.between_steps.wait_until(lambda: not self.core.num_begun or not self.core.is_held)
         if clear_cache and self.core.is_held:
             await self._reset_prefix_cache(preempt_running=True)
 
@@ -97,20 +101,21 @@ class Controls:
                 return  # somebody resumed
             self._is_sleeping = True
             if level > 0:
-                await self.between_steps.do(self._freeze)
                 await self._release("kv_cache", self._runner.free_kv_cache)
             if level > 1:
                 await self._release("weights", self._runner.free_weights)
 
-    def _freeze(self) -> None:
-        self.core.hold(new_only=False)
-        self.core.reset_prefix_cache(preempt_running=True)
-
     async def _release(self, what: str, free: Callable[[], None]) -> None:
         if what not in self._released:
-            self._released.add(what)
+            await self.between_steps.do(partial(self._freeze, what))
             await self._thread.run(free)
             self.sleep_level = 2 if "weights" in self._released else 1
+
+    def _freeze(self, what: str) -> None:
+        """All at once: somebody may have resumed up to now, and from now on nobody can."""
+        self._released.add(what)
+        self.core.hold(new_only=False)
+        self.core.reset_prefix_cache(preempt_running=True)
 
     async def _wake_up(self, tags: Sequence[str] | None) -> None:
         """Bring back what `tags` name (None: everything). Scheduling goes on once all memory is there."""

@@ -46,6 +46,7 @@ from trioserve.link.messages import (
     Utility,
     UtilityResult,
 )
+from trioserve.link.step_parts import split_step
 from trioserve.link.step_thread import StepThread
 from trioserve.nurseries import ungrouped
 from trioserve.version import __version__
@@ -167,7 +168,8 @@ class _Connection:
         self._controls = controls
         self._wake_steps = trio.Event()
         # Sequences that wait for their grammar; each has a task, which its scope ends.
-        self._waiting_for_grammar: dict[int, trio.CancelScope] = {}
+        self._waiting_for_grammar = controls.on_their_way
+        self._num_waiting_told = 0  # those among them that the client knows of
 
     async def serve(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -213,8 +215,9 @@ class _Connection:
         try:
             with scope:
                 grammar = await self._grammars.compile(params)
-                left = deadline - trio.current_time()
-                self._add(attrs.evolve(add, time_left=None if math.isinf(left) else left), grammar)
+                if not scope.cancel_called:  # by an abort that came together with the grammar
+                    left = deadline - trio.current_time()
+                    self._add(attrs.evolve(add, time_left=None if math.isinf(left) else left), grammar)
         except InvalidRequestError as error:
             self._refuse(add, error)
         except EngineGenerateError as error:
@@ -222,6 +225,7 @@ class _Connection:
             self._send(StepResult.failure(add.request_id))
         finally:
             del self._waiting_for_grammar[add.request_id]
+        self._controls.between_steps.notify()
         self._wake_steps.set()
 
     def _add(self, add: Add, grammar: GrammarMatcher | None) -> None:
@@ -263,6 +267,7 @@ class _Connection:
             plan = self._core.schedule()
             if plan is None:
                 self._send_result()
+                self._controls.between_steps.notify()  # requests that came too late have ended
                 await self._wake_steps.wait()
                 continue
             job = self._thread.start(self._core.execute, plan)
@@ -287,16 +292,22 @@ class _Connection:
         result = self._core.take_result()
         for failure in result.failures:
             log.error("%s", failure)
-        if result.request_ids or self._core.stats_changed:
-            self._send(result)
+        if result.request_ids or self._stats_changed:
+            for part in split_step(result):
+                self._send(part)
 
     def _send_stats_if_changed(self) -> None:
         """Aborts and ends change the counts without a step: the gauges must fall all the same."""
-        if self._core.stats_changed:
+        if self._stats_changed:
             self._send(StepResult())
+
+    @property
+    def _stats_changed(self) -> bool:
+        return self._core.stats_changed or len(self._waiting_for_grammar) != self._num_waiting_told
 
     def _send(self, result: StepResult) -> None:
         stats = self._core.take_stats()
+        self._num_waiting_told = len(self._waiting_for_grammar)
         if self._waiting_for_grammar or self._controls.sleep_level:
             stats = attrs.evolve(
                 stats,

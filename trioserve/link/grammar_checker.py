@@ -93,7 +93,10 @@ class GrammarChecker:
         return msgspec.msgpack.decode(answer, type=Verdict)
 
     async def _start(self) -> _Child:
-        self._child = child = _Child()
+        try:
+            self._child = child = _Child()
+        except OSError as error:  # no memory, or too many processes or files
+            raise EngineGenerateError(f"Checking grammars did not start: {error}") from error
         with trio.move_on_after(_STARTUP_TIMEOUT):
             await self._exchange(child, msgspec.msgpack.encode(self._setup))
             return child

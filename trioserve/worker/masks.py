@@ -27,7 +27,7 @@ __all__ = ["GrammarMasks", "allowed_tokens", "bar", "keep_only"]
 
 _Masks = dict[int, np.ndarray]
 """By index of the sequence: bool [N, vocab], True for what may come in its first N rows. Fewer than
-1 + num_drafts if nothing may come after some draft, as after EOS."""
+1 + num_drafts if the match is complete after some draft: drawing token by token would end there, too."""
 
 
 class GrammarMasks:
@@ -70,10 +70,14 @@ class GrammarMasks:
     def _fill(self, grammar: GrammarMatcher, drafts: Sequence[int]) -> np.ndarray | None:
         bits = np.zeros((1 + len(drafts), -(-self._vocab_size // 32)), np.int32)
         grammar.fill_mask(bits[0])
-        for place, draft in enumerate(drafts):
+        num_taken = 0
+        for draft in drafts:
             grammar.advance([draft])
-            grammar.fill_mask(bits[place + 1])
-        grammar.roll_back(len(drafts))
+            num_taken += 1
+            if grammar.is_complete:
+                break
+            grammar.fill_mask(bits[num_taken])
+        grammar.roll_back(num_taken)
         if grammar.failure is not None:
             return None
         unpacked = np.unpackbits(bits.view(np.uint8), axis=1, count=self._vocab_size, bitorder="little")

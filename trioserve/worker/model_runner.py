@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
+from trioserve.errors import InvalidRequestError
 from trioserve.worker.attention import TorchAttention
 from trioserve.worker.batch import SequenceOutput
 from trioserve.worker.loader import load_model
@@ -70,10 +71,17 @@ class ModelRunner:
         """Ask the custom logits processors. May be called in any thread, also while a step runs.
 
         Raises:
-          InvalidRequestError: one of them refuses such a request.
+          InvalidRequestError: one of them refuses such a request, or fails to make up its mind about it.
         """
         for processor in self._processors:
-            processor.validate_params(params)
+            try:
+                processor.validate_params(params)
+            except InvalidRequestError:
+                raise
+            except Exception as error:  # whatever foreign code raises for what some client has sent
+                raise InvalidRequestError(
+                    f"{type(processor).__name__} cannot process this request: {error!r}"
+                ) from error
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Reserve the cache, all zeros; memory is used as blocks are first written."""
