@@ -1,11 +1,11 @@
-"""A model that is a hash function, a runner that keeps its KV cache in plain lists, and a driver for both."""
+"""A runner that keeps its KV cache in plain lists, and a driver for it."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import TYPE_CHECKING
 
+from hash_model import EOS, VOCAB_SIZE, GrammarForm, HashGrammar, generate_alone, next_token
 from trioserve.config import SchedulerConfig
 from trioserve.core.admission import RequestLimits
 from trioserve.core.engine import EngineCore
@@ -24,39 +24,8 @@ if TYPE_CHECKING:
     from trioserve.core.launch import StepPlan
     from trioserve.core.request import Request
 
-VOCAB_SIZE = 40
-EOS = 0
 NOTHING = -1
 """What the paged memory holds where nobody has written."""
-
-
-def next_token(history: Sequence[int], seed: int, barred: Collection[int] = ()) -> int:
-    """The whole model: depends on every token before, and on the seed."""
-    digest = hashlib.sha256(repr((list(history), seed)).encode()).digest()
-    token = int.from_bytes(digest[:4], "big") % VOCAB_SIZE
-    while token in barred:
-        token = (token + 1) % VOCAB_SIZE
-    return token
-
-
-def generate_alone(
-    prompt: Sequence[int], params: SamplingParams, seed: int, max_model_len: int
-) -> tuple[list[int], FinishReason, int | None]:
-    """What a request must give, worked out without any engine: tokens, finish reason, stop token id."""
-    eos = set() if params.ignore_eos else {EOS}
-    stops = eos | set(params.stop_token_ids)
-    history = list(prompt)
-    while True:
-        num_generated = len(history) - len(prompt)
-        token = next_token(history, seed, stops if num_generated < params.min_tokens else ())
-        history.append(token)
-        output = history[len(prompt) :]
-        if token in eos:
-            return output, FinishReason.STOP, None
-        if token in stops:
-            return output, FinishReason.STOP, token
-        if len(output) == params.max_tokens or len(history) == max_model_len:
-            return output, FinishReason.LENGTH, None
 
 
 class PagedRunner:
@@ -94,8 +63,14 @@ class PagedRunner:
         truth[end - sequence.num_drafts :] = drafts
         for position in range(sequence.start, end):
             self._check_reads(sequence, truth, position)
+        tokens = self._sample(sequence, truth, list(drafts)) if sequence.samples else []
+        grammar = sequence.grammar
+        if grammar is not None:
+            grammar.advance([token.token_id for token in tokens])
+            if grammar.failure is not None:
+                return SequenceOutput(failure=grammar.failure)
         return SequenceOutput(
-            tokens=self._sample(sequence, truth, list(drafts)) if sequence.samples else (),
+            tokens=tokens,
             prompt_logprobs=[
                 LogprobRow([sequence.prompt_token_ids[q]], [-float(q)], [1])
                 for q in range(sequence.prompt_logprobs_start, len(sequence.prompt_token_ids))
@@ -114,17 +89,19 @@ class PagedRunner:
         num_known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
         assert sequence.start + len(sequence.token_ids) - len(drafts) == num_known
         tokens: list[SampledToken] = []
-        while True:
-            num_output = len(sequence.output_token_ids) + len(tokens)
-            barred = sequence.stop_token_ids if num_output < sequence.params.min_tokens else ()
-            length = num_known + len(tokens)
+        for place, barred in enumerate(_barred_by_grammar(sequence, drafts)):
+            length = num_known + place
+            if len(sequence.output_token_ids) + place < sequence.params.min_tokens:
+                both = barred | sequence.stop_token_ids
+                barred = both if len(both) < VOCAB_SIZE else barred  # noqa: PLW2901
             token = next_token(truth[:length], sequence.seed, barred)
             wants = sequence.params.logprobs is not None
             tokens.append(SampledToken(token, LogprobRow([token], [-float(length)], [1]) if wants else None))
-            if len(tokens) > len(drafts) or drafts[len(tokens) - 1] != token:
-                self.num_drafts += len(drafts)
-                self.num_kept_drafts += len(tokens) - 1
-                return tokens
+            if place == len(drafts) or drafts[place] != token:
+                break
+        self.num_drafts += len(drafts)
+        self.num_kept_drafts += max(0, len(tokens) - 1)
+        return tokens
 
     def _check_writes(self, batch: StepBatch) -> None:
         """Within a step, nobody writes into a block that another sequence reads or writes."""
@@ -140,10 +117,34 @@ class PagedRunner:
                 assert request_id == writer.request_id or written.isdisjoint(blocks)
 
 
+def _barred_by_grammar(sequence: ScheduledSequence, drafts: Sequence[int]) -> list[frozenset[int]]:
+    """For the next token, and for that after each draft up to one that completes the match."""
+    grammar = sequence.grammar
+    if grammar is None:
+        return [frozenset()] * (1 + len(drafts))
+    assert isinstance(grammar, HashGrammar)
+    assert grammar.taken == list(sequence.output_token_ids)
+    assert grammar.count_fitting(drafts) == len(drafts)
+    found = [grammar.barred()]
+    for count, draft in enumerate(drafts, 1):
+        grammar.advance([draft])
+        if grammar.failure is not None:
+            return []
+        if grammar.is_complete:
+            grammar.roll_back(count)
+            return found
+        found.append(grammar.barred())
+    grammar.roll_back(len(drafts))
+    return found
+
+
 class HintingProposer(Proposer):
     """Knows the model, and lies now and then."""
 
-    def propose(self, request: Request, limit: int) -> list[int]:
+    def __init__(self) -> None:
+        super().__init__(jump_ahead=True)
+
+    def _guess(self, request: Request, limit: int) -> list[int]:
         history = request.tokens(0, request.num_known_tokens)
         drafts: list[int] = []
         while len(drafts) < min(limit, 4):
@@ -204,7 +205,9 @@ class Driver:
         self.tokens: dict[int, list[int]] = {}
         """As reported."""
         self.prompt_logprobs: dict[int, list[LogprobRow]] = {}
-        self.finished: dict[int, tuple[FinishReason, int | None]] = {}
+        self.finished: dict[int, tuple[FinishReason, int | str | None]] = {}
+        """Finish reason, and what stopped it: a stop token, "grammar", or neither."""
+        self.forms: dict[int, GrammarForm] = {}
         self.num_cached: dict[int, int] = {}
         self.plan: StepPlan | None = None
 
@@ -217,9 +220,12 @@ class Driver:
         cache_salt: str | None = None,
         priority: int = 0,
         deadline: float = math.inf,
+        grammar: GrammarForm | None = None,
         **params: object,
     ) -> int:
         request_id = len(self.requests)
+        if grammar is not None:
+            self.forms[request_id] = grammar
         request = CoreRequest(
             request_id=request_id,
             prompt_token_ids=prompt,
@@ -229,6 +235,7 @@ class Driver:
             cache_salt=cache_salt,
             priority=priority,
             deadline=deadline,
+            grammar=None if grammar is None else HashGrammar(grammar),
         )
         self.core.add(request)
         self.requests[request_id] = request
@@ -283,26 +290,41 @@ class Driver:
         for request_id, token_ids, sampled, reason, stop_token_id, num_cached, prompt_logprobs in columns:
             assert request_id in self.live, "reported after its end or abort"
             assert [token.token_id for token in sampled] == token_ids
+            self._verify_logprobs(request_id, sampled)
             self.tokens[request_id] += token_ids
             self.prompt_logprobs[request_id] += prompt_logprobs
             self.num_cached[request_id] = num_cached
             if reason is not None:
-                self.finished[request_id] = reason, stop_token_id
+                by_grammar = "grammar" if request_id in result.completed_grammars else None
+                assert stop_token_id is None or by_grammar is None
+                self.finished[request_id] = reason, by_grammar or stop_token_id
                 self.live.remove(request_id)
             self.verify(request_id)
+
+    def _verify_logprobs(self, request_id: int, sampled: Sequence[SampledToken]) -> None:
+        """Called before the tokens are noted."""
+        request = self.requests[request_id]
+        start = len(request.prompt_token_ids) + len(self.tokens[request_id])
+        for position, token in enumerate(sampled, start):
+            if request.params.logprobs is None:
+                assert token.logprobs is None
+            else:
+                assert (token.logprobs.token_ids, token.logprobs.logprobs) == ([token.token_id], [-position])
 
     def verify(self, request_id: int) -> None:
         """What was reported so far is what the model gives without an engine."""
         request = self.requests[request_id]
-        expected, reason, stop_token_id = generate_alone(
-            request.prompt_token_ids, request.params, request.seed, self.max_model_len
-        )
+        form = self.forms.get(request_id)
+        expected, reason, stopped_by = generate_alone(request, form, self.max_model_len)
         tokens = self.tokens[request_id]
         assert tokens == expected[: len(tokens)]
         ended = self.finished.get(request_id)
-        if ended is not None and ended[0] is not FinishReason.DEADLINE:
+        if ended is not None and ended[0] is FinishReason.ERROR:
+            assert form is not None
+            assert form.fails_after is not None
+        elif ended is not None and ended[0] is not FinishReason.DEADLINE:
             assert tokens == expected
-            assert ended == (reason, stop_token_id)
+            assert ended == (reason, stopped_by)
         if tokens and request.params.prompt_logprobs is not None:
             rows = self.prompt_logprobs[request_id]
             assert [row.token_ids[0] for row in rows] == list(request.prompt_token_ids[1:])

@@ -94,6 +94,15 @@ class TransformersReference:
         found: list[int] = logits[:-1].argmax(-1).tolist()
         return found
 
+    def logprobs(self, token_ids: Sequence[int]) -> np.ndarray:
+        """float32 [n - 1, vocab]: of what may come after each of the tokens but the last."""
+        import torch
+
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([list(token_ids)])).logits[0, :-1]
+        found: np.ndarray = logits.float().log_softmax(-1).numpy()
+        return found
+
 
 def transformers_state(path: Path) -> dict[str, Any]:
     """The file's weights by transformers' own GGUF code: Hugging Face name -> float32 tensor."""

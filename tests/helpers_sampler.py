@@ -12,7 +12,7 @@ from trioserve.worker.masks import GrammarMasks
 from trioserve.worker.sampler import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from trioserve.sampling_params import SamplingParams
     from trioserve.worker.batch import ScheduledSequence, SequenceOutput

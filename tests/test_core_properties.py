@@ -11,7 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from helpers_core import VOCAB_SIZE, Driver
+from hash_model import VOCAB_SIZE, GrammarForm
+from helpers_core import Driver
+from trioserve.sampling_params import RepetitionDetection
 from trioserve.worker.kv_layout import KVCacheLayout
 
 MAX_MODEL_LEN = 24
@@ -58,8 +60,19 @@ params = st.integers(1, MAX_MODEL_LEN).flatmap(
             "min_tokens": st.integers(0, max_tokens),
             "ignore_eos": st.booleans(),
             "stop_token_ids": st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=4),
+            "logprobs": st.sampled_from([None, None, 0]),
+            "repetition_detection": st.sampled_from(
+                [None, None, RepetitionDetection(max_pattern_size=2, min_count=2)]
+            ),
         }
     )
+)
+grammars = st.builds(
+    GrammarForm,
+    # Forced ones among them, also EOS, and the same one again and again.
+    st.lists(st.sampled_from([None, None, 0, 3, 3, 4]), min_size=1, max_size=12).map(tuple),
+    may_end=st.frozensets(st.integers(1, 10), max_size=3),
+    fails_after=st.sampled_from([None, None, None, 1, 4]),
 )
 
 
@@ -69,6 +82,7 @@ class EngineMachine(RuleBasedStateMachine):
     @initialize(driver=drivers)
     def start(self, driver: Driver):
         self.driver = driver
+        self.holds_all = False
 
     @rule(
         prompt=prompts,
@@ -79,8 +93,9 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 2),
         time_left=st.sampled_from([math.inf, 1.0, 20.0]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        grammar=st.none() | grammars,
     )
-    def add(self, prompt, params, seed, streams, cache_salt, priority, time_left, prompt_logprobs):
+    def add(self, prompt, params, seed, streams, cache_salt, priority, time_left, prompt_logprobs, grammar):
         self.driver.add(
             prompt,
             seed=seed,
@@ -89,6 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             priority=priority,
             deadline=self.driver.now + time_left,
             prompt_logprobs=prompt_logprobs,
+            grammar=grammar,
             **params,
         )
 
@@ -106,6 +122,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def begin_step(self):
         self.driver.begin()
+        if self.driver.plan is None and not self.holds_all:
+            assert self.driver.core.num_begun == 0, "a hold of new requests lets the others run to their end"
 
     @precondition(lambda self: self.driver.plan is not None)
     @rule()
@@ -126,10 +144,12 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(new_only=st.booleans())
     def hold(self, new_only):
         self.driver.core.hold(new_only=new_only)
+        self.holds_all = not new_only
 
     @rule()
     def release(self):
         self.driver.core.release()
+        self.holds_all = False
 
     @rule()
     def reset_prefix_cache(self):

@@ -259,3 +259,14 @@ async def test_a_stream_whose_scope_has_ended_fetches_nothing(fake: FakeEngine) 
     with trio.fail_after(5), pytest.raises(ClosedError, match="scope"):
         await anext(outputs)
     assert pieces.num_fetched == 0
+
+
+async def test_what_cannot_be_iterated_after_all_leaves_no_request(fake: FakeEngine) -> None:
+    class Broken:
+        def __aiter__(self) -> Any:
+            raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        async with fake.llm.stream(Broken()):
+            raise AssertionError("it cannot start")
+    assert fake.llm.num_open_requests == 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from fake_engine import STATS, FakeEngine, open_fake_llm
-from served import MODEL
-from trioserve import AsyncLLM, EngineArgs, InvalidRequestError, RequestOutputKind, SamplingParams
+from trioserve import SamplingParams
 from trioserve.core.step_result import StepResult
+from trioserve.errors import InvalidRequestError
+from trioserve.frontend.input_processor import InputProcessor
 from trioserve.link.columns import pack_step
 from trioserve.link.framing import frame
 from trioserve.link.messages import encode_message
@@ -76,7 +79,7 @@ async def test_logprobs_of_an_answer_travel_as_they_come_even_if_only_the_end_is
             assert [list(position) for position in output.outputs[0].logprobs] == [[97], [98]]
 
         nursery.start_soon(consume)
-        await trio.testing.wait_all_tasks_blocked()
+        await wait_all_tasks_blocked()
         (add,) = fake.client.added
         assert add.streams
         for token_id, reason in ((97, None), (98, FinishReason.LENGTH)):
@@ -88,12 +91,21 @@ async def test_logprobs_of_an_answer_travel_as_they_come_even_if_only_the_end_is
     ("params", "message"),
     [
         (
-            {"logprobs": -1, "n": 128, "max_tokens": 2**31 - 1},
-            "logprobs of all tokens must be at most 16777216, got 1280000 tokens with 49153 each: ask for "
-            "fewer of them, or for fewer tokens.",
+            SamplingParams(logprobs=-1, max_tokens=None),
+            "logprobs of all tokens must be at most 16777216, got 118 tokens with 262145 each: ask for fewer "
+            "of them, or for fewer tokens.",
         ),
-        ({"prompt_logprobs": -1}, "prompt_logprobs of all tokens must be at most 16777216"),
+        (SamplingParams(logprobs=-1, max_tokens=16, n=4), "logprobs of all tokens .* got 64 tokens"),
+        (SamplingParams(prompt_logprobs=-1, max_tokens=1), "prompt_logprobs of all tokens .* got 100 tokens"),
     ],
 )
-async def test_a_request_has_so_many_logprobs_and_no_more(params: dict[str, int], message: str) -> None:
-    raise NotImplementedError
+async def test_a_request_has_so_many_logprobs_and_no_more(
+    fake: FakeEngine, params: SamplingParams, message: str
+) -> None:
+    model = attrs.evolve(fake.llm.model, vocab_size=len(VOCABULARY))
+    inputs = InputProcessor(fake.llm.config, model, fake.llm.tokenizer)
+    prompt_length = 100 if params.prompt_logprobs else 10
+    with pytest.raises(InvalidRequestError, match=message):
+        inputs.fit_params(params, prompt_length)
+    fewer = attrs.evolve(params, max_tokens=15, n=1)
+    assert inputs.fit_params(fewer, 10) == fewer

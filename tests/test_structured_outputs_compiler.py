@@ -194,7 +194,7 @@ ATTACKS = {
     "ambiguous rules": wanted(grammar='start: a a a a a a\na: b*\nb: c*\nc: /[a-z ]/ | "" | a\n'),
     "terminals that double": wanted(grammar=rules("R", "{0} {0}", 30)),
     "no way back": wanted(grammar="start: a\na[max_tokens=5]: /[a-z ]*/\n"),
-    "its size": wanted(regex="é" * 600000),
+    "its size": wanted(regex="é" * 524250),
 }
 
 HARMLESS = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trioserve.errors import InvalidRequestError
-from trioserve.json_values import MAX_DEPTH, MAX_SIZE, is_flat
+from trioserve.json_values import MAX_DEPTH, is_flat
 from trioserve.text import is_unicode
 from trioserve.validators import boolean, plain, reject
 
@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["StructuredOutputsParams"]
+
+
+_MAX_SIZE = 2**20
+"""Bytes. The core, too, takes them apart, some 10 ms for a schema of that size."""
 
 
 def _to_json(value: Any) -> Any:
@@ -40,14 +44,14 @@ def _optional_text(_: object, attribute: attrs.Attribute[Any], value: object) ->
 def _check_size(attribute: attrs.Attribute[Any], texts: Sequence[str]) -> None:
     """Before anything is parsed, which may take much longer than counting."""
     size = len(texts) + sum(map(len, texts))
-    if size <= MAX_SIZE:
+    if size <= _MAX_SIZE:
         for text in texts:
             if not is_unicode(text):
                 raise reject(attribute, text, "text without halves of characters")
             size += len(text.encode()) - len(text)
-    if size > MAX_SIZE:
+    if size > _MAX_SIZE:
         raise InvalidRequestError(
-            f"{attribute.name} must be at most {MAX_SIZE} bytes, got {size}.", parameter=attribute.name
+            f"{attribute.name} must be at most {_MAX_SIZE} bytes, got {size}.", parameter=attribute.name
         )
 
 
@@ -84,7 +88,7 @@ _KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 class StructuredOutputsParams:
     """Exactly one of the first six is given; the output matches it from its first to its last character.
 
-    None may be larger than 256 KiB, and a schema not be nested more than 64 deep. Whether it can be used is
+    None may be larger than 1 MiB, and a schema not be nested more than 64 deep. Whether it can be used is
     found out by the engine."""
 
     json: str | None = attrs.field(default=None, converter=_to_json, validator=_json_schema)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from trioserve.errors import InvalidRequestError
 from trioserve.text import is_unicode
@@ -31,8 +31,6 @@ __all__ = [
     "token_ids",
 ]
 
-
-T = TypeVar("T")
 
 HIGHEST_COUNT = 2**31 - 1
 """Of anything that is counted; so that whatever was accepted can also be sent to the engine core."""
@@ -128,7 +126,8 @@ def optional(validate: Callable[..., None]) -> Callable[..., None]:
 
 
 def to_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
-    return to_tuple((value,) if isinstance(value, str) else value)
+    strings: tuple[str, ...] = _to_tuple((value,) if isinstance(value, str) else value)
+    return strings
 
 
 def non_empty_strings(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -153,7 +152,12 @@ def _is_token_id(token: object) -> bool:
     return isinstance(token, int) and not isinstance(token, bool) and 0 <= token <= HIGHEST_COUNT
 
 
-def to_tuple(value: Iterable[T] | None) -> tuple[T, ...]:
+def to_tuple(value: Iterable[int] | None) -> tuple[int, ...]:
+    numbers: tuple[int, ...] = _to_tuple(value)
+    return numbers
+
+
+def _to_tuple(value: Any) -> Any:
     """What cannot be iterated is left as it is, for the validator."""
     if value is None:
         return ()

@@ -65,8 +65,8 @@ def _keep(request: Request, token: SampledToken) -> None:
 
 def _end_with_grammar(request: Request) -> None:
     """A whole match is a stop, like a stop token also where it comes with the last token allowed."""
-    grammar_counts = request.finish_reason in {None, FinishReason.LENGTH}
-    if grammar_counts and request.grammar is not None and request.grammar.is_complete:
+    grammar = request.grammar
+    if grammar is not None and grammar.is_complete and request.finish_reason is not FinishReason.STOP:
         _finish(request, FinishReason.STOP)
         request.has_completed_grammar = True
 

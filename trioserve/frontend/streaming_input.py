@@ -82,10 +82,11 @@ class StreamedRequest:
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             raise _refusal("output_kind", "FINAL_ONLY")
         _check(params)
+        stream = InputStream(pieces)  # which may fail, so before anybody knows the request
         channel = requests.open_channel(request_id, params)
         channel.expects_input = True
         requests.register(channel)
-        return cls(requests, channel, InputStream(pieces), params, routing)
+        return cls(requests, channel, stream, params, routing)
 
     @property
     def exhausted(self) -> bool:

@@ -208,5 +208,5 @@ def decode_message(frame: bytes) -> Message:
         raise MessageError(f"unknown message type {frame[:1]!r}")
     try:
         return _decoders[frame[0]].decode(memoryview(frame)[1:])
-    except (msgspec.MsgspecError, TrioserveError) as error:
+    except (msgspec.MsgspecError, TrioserveError, RecursionError) as error:
         raise MessageError(f"{_CLASSES[frame[0]].__name__}: {error}") from error

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["split_step"]
 
 _MAX_LOGPROBS = 2**20
-"""Of one message, 12 MiB, unless a single request has more of them: the frontend sees to it that it has at most
+"""Of one message, 12 MiB, unless a single request has more. The frontend sees to it that this is at most
 192 MiB, which a frame holds."""
 
 
