@@ -173,6 +173,7 @@ class Driver:
         enable_prefix_caching: bool = True,
         model: str = "model",
         drafts: bool = False,
+        plan_ahead: bool = True,
         eos_token_ids: Collection[int] = (EOS,),
     ) -> None:
         self.config = SchedulerConfig(
@@ -181,7 +182,7 @@ class Driver:
             policy=policy,  # type: ignore[arg-type]
             long_prefill_token_threshold=long_prefill_token_threshold,
             max_long_partial_prefills=max_long_partial_prefills,
-            plan_ahead=True,
+            plan_ahead=plan_ahead,
         )
         layout = KVCacheLayout(block_size=block_size, windows=tuple(windows))
         self.now = 0.0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hash_model import GrammarForm
 from helpers_core import Driver
 from trioserve.core.engine import EngineCore
 from trioserve.outputs import FinishReason
@@ -65,6 +66,16 @@ def test_without_work_there_is_no_step():
     driver = Driver()
     assert not driver.core.has_work
     assert driver.core.schedule() is None
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_match_that_is_complete_with_the_last_token_allowed_is_a_stop(drafts: bool):
+    driver = Driver(drafts=drafts)
+    whole = driver.add([1, 2, 3], max_tokens=2, grammar=GrammarForm((3, 4)))
+    cut = driver.add([1, 2, 3], max_tokens=2, grammar=GrammarForm((3, 4, 5)))
+    driver.drain()
+    assert driver.tokens == {whole: [3, 4], cut: [3, 4]}
+    assert driver.finished == {whole: (FinishReason.STOP, "grammar"), cut: (FinishReason.LENGTH, None)}
 
 
 def test_a_runner_failure_passes_through_and_ends_the_core():

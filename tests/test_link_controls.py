@@ -114,6 +114,49 @@ async def test_a_resume_ends_the_wait_of_a_pause(engine: Engine, nursery: trio.N
     assert not await engine.controls.call("is_paused", [])
 
 
+async def test_waiting_lets_who_was_preempted_end_too(engine: Engine, nursery: trio.Nursery) -> None:
+    request = engine.add(max_tokens=3)
+    engine.driver.step()
+    await engine.call("reset_prefix_cache", True)
+    late = engine.add(max_tokens=1)
+    nursery.start_soon(engine.call, "pause", "wait", False)
+    await wait_all_tasks_blocked()
+    for _ in range(2):
+        assert engine.results == [True]
+        engine.driver.begin()
+        engine.end_step()
+        await wait_all_tasks_blocked()
+    assert engine.results == [True, None]
+    assert len(engine.driver.tokens[request]) == 3
+    assert engine.driver.live == {late}
+    engine.driver.core.release()
+    engine.driver.drain()
+
+
+async def test_nobody_resumes_between_the_last_step_and_sleep(engine: Engine, nursery: trio.Nursery) -> None:
+    """However the hold was changed meanwhile, no step runs once the memory is about to go."""
+    engine.add(max_tokens=6)
+    engine.driver.begin()
+    nursery.start_soon(engine.call, "sleep", 1, "keep")
+    await wait_all_tasks_blocked()
+    for _ in range(2):  # after each step, and before the sleeping task has noticed, others change the hold
+        engine.end_step()
+        await engine.call("resume")
+        engine.driver.begin()
+        engine.driver.core.hold(new_only=True)
+        await wait_all_tasks_blocked()
+    engine.end_step()
+    with pytest.raises(ValueError, match="wake_up first"):
+        await engine.call("resume")
+    engine.driver.begin()
+    assert engine.driver.plan is None
+    while len(engine.results) < 3:
+        await wait_all_tasks_blocked(0.001)
+    assert engine.runner.resident == {"weights"}
+    await engine.call("wake_up", None)
+    engine.driver.drain()
+
+
 @pytest.mark.parametrize(
     ("level", "resident"), [(0, {"weights", "kv_cache"}), (1, {"weights"}), (2, set[str]())]
 )

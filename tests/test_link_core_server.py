@@ -39,7 +39,7 @@ from trioserve.version import __version__
 from trioserve.worker.kv_layout import KVCacheLayout
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from trioserve.core.stats import CoreStats
 
@@ -113,6 +113,7 @@ class Client:
         self.ended = trio.Event()
         self._stream = stream
         self._pings: dict[int, trio.Event] = {}
+        self._arrivals = trio.lowlevel.ParkingLot()
 
     async def read(self) -> None:
         while (message := await self._stream.receive()) is not None:
@@ -120,6 +121,7 @@ class Client:
                 self._pings[message.call_id].set()
             else:
                 self.messages.append(message)  # type: ignore[arg-type]
+                self._arrivals.unpark_all()
         self.ended.set()
         for event in self._pings.values():
             event.set()
@@ -134,6 +136,14 @@ class Client:
             await self._ping()
             is_quiet = len(self.messages) == before + 1 and self.stats.num_running == 0
             num_quiet = num_quiet + 1 if is_quiet else 0
+
+    async def until(self, is_true: Callable[[], bool], *messages: Message) -> None:
+        """Send, and wait without asking for anything."""
+        for message in messages:
+            self._stream.send_nowait(message)
+        with trio.fail_after(10):
+            while not is_true():
+                await self._arrivals.park()
 
     async def _ping(self) -> None:
         """One answer later, there is one more StepOutputs; and more, if there was news."""
@@ -155,6 +165,12 @@ class Client:
         return [message.call_id for message in self.messages if isinstance(message, UtilityResult)]
 
     @property
+    def num_waiting(self) -> int | None:
+        """As the engine said last; None if it has said nothing yet."""
+        steps = (message for message in reversed(self.messages) if isinstance(message, StepOutputs))
+        return next((message.stats.num_waiting for message in steps), None)
+
+    @property
     def stats(self) -> CoreStats:
         """The latest."""
         return next(message.stats for message in reversed(self.messages) if isinstance(message, StepOutputs))
@@ -172,16 +188,20 @@ async def connected(monkeypatch: pytest.MonkeyPatch, **args: Any) -> AsyncIterat
     monkeypatch.setattr(core_server.GrammarCompiler, "open", open_compiler)
     near, far = map(_stream, socket.socketpair())
     config = EngineArgs(**args).create_engine_config()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(_serve, far)
-        nursery.start_soon(near.run_writer)
-        near.send_nowait(Hello(protocol=PROTOCOL_VERSION, version=__version__, config=config, model=MODEL))
-        assert isinstance(await near.receive(), Ready)
-        client = Client(near, runner, compiler)
-        nursery.start_soon(client.read)
-        yield client
-        nursery.cancel_scope.cancel()
-    near.close()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_serve, far)
+            nursery.start_soon(near.run_writer)
+            near.send_nowait(
+                Hello(protocol=PROTOCOL_VERSION, version=__version__, config=config, model=MODEL)
+            )
+            assert isinstance(await near.receive(), Ready)
+            client = Client(near, runner, compiler)
+            nursery.start_soon(client.read)
+            yield client
+            nursery.cancel_scope.cancel()
+    finally:
+        near.close()
 
 
 async def _serve(far: MessageStream) -> None:
@@ -270,22 +290,20 @@ async def test_drain_waits_for_a_request_without_its_grammar(
 
 async def test_who_waits_for_a_grammar_is_counted_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch) as client:
-        await client.send(add(7, grammar=True), add(8, grammar=True))
-        assert client.stats.num_waiting == 2
-        await client.send(Abort([7]))
-        assert client.stats.num_waiting == 1
+        await client.until(lambda: client.num_waiting == 3, *(add(id_, grammar=True) for id_ in (7, 8, 9)))
+        await client.until(lambda: client.num_waiting == 2, Abort([7]))
+        client.compiler.error = EngineGenerateError("the child is gone")
+        client.compiler.ready.set()
+        await client.until(lambda: client.num_waiting == 0)
 
 
-@pytest.mark.parametrize("call", [utility(1, "drain"), utility(1, "pause", "wait", False)])
-async def test_what_waits_for_the_last_request_hears_of_one_that_is_too_late(
-    monkeypatch: pytest.MonkeyPatch, call: Utility
-) -> None:
-    """It ends without a step, in a moment in which nobody does anything."""
+async def test_drain_hears_of_a_request_that_comes_too_late_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends without a step, when nothing else happens. Which of the two messages is first is chance."""
     async with connected(monkeypatch, scheduling_policy="deadline") as client:
-        await client.send(utility(0, "pause", "keep", False), add(7, time_left=0.0, max_tokens=40), call)
-        await client.send(utility(2, "resume"))
-        assert [update.finish_reason for update in client.updates(7)] == [FinishReason.DEADLINE]
-        assert sorted(client.answers) == [0, 1, 2]
+        for number in range(10):
+            await client.send(add(number, time_left=0.0), utility(number, "drain"))
+            assert [update.finish_reason for update in client.updates(number)] == [FinishReason.DEADLINE]
+        assert client.answers == list(range(10))
 
 
 async def test_a_failure_of_the_runner_is_told_though_requests_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,8 +76,24 @@ class Doing:
         return self._change(logits, rows)
 
 
+class Careless(Force):
+    """Takes for granted what clients send."""
+
+    @classmethod
+    def validate_params(cls, params: SamplingParams) -> None:
+        assert (params.extra_args or {})["force"] + 1
+
+
 def _forced(token: int, **fields: Any) -> SamplingParams:
     return SamplingParams(extra_args={"force": token}, **fields)
+
+
+@pytest.mark.parametrize("extra_args", [None, {"force": "x"}, {"force": -1}])
+def test_whatever_a_check_raises_is_that_requests_refusal(directory: Path, extra_args: Any) -> None:
+    runner = ModelRunner(resolved(directory), engine_config(logits_processors=(f"{__name__}:Careless",)))
+    runner.check_params(_forced(7))
+    with pytest.raises(InvalidRequestError, match=r"Careless cannot process this request: .*Error"):
+        runner.check_params(SamplingParams(extra_args=extra_args))
 
 
 def test_by_module_path(directory: Path) -> None:

@@ -393,6 +393,19 @@ def test_a_plan_that_was_made_ahead_is_what_would_have_been_decided_later():
     assert batches(ahead=True) == batches(ahead=False)
 
 
+def test_planning_ahead_can_be_switched_off():
+    held = []
+    for plan_ahead in (True, False):
+        driver = Driver(block_size=1, plan_ahead=plan_ahead)
+        driver.add(prompt(3), max_tokens=9, ignore_eos=True)
+        driver.begin()
+        driver.core.plan_ahead()
+        held.append(driver.num_held_blocks)
+        driver.end()
+        driver.drain(ahead=True)
+    assert held == [4, 3], "the block of the next step, and not yet"
+
+
 def test_who_ends_or_is_aborted_in_a_step_is_not_in_the_next_one():
     driver = Driver()
     eos = next(seed for seed in range(1000) if next_token([1, 2, 2], seed) == EOS)

@@ -100,7 +100,8 @@ async def test_asleep_memory_is_given_back_and_afterwards_all_go_on() -> None:
             assert freed > len(LONG_PROMPT.split()) * BYTES_PER_TOKEN / 2
             assert level == 1 or freed > awake / 2
             assert await settled(llm, late) == 0
-            assert crowd.num_tokens == num_tokens and not crowd.is_done
+            assert crowd.num_tokens == num_tokens
+            assert not crowd.is_done
             await llm.wake_up()
             assert await crowd.wait_done() == expected
             assert await late.wait_done() == expected

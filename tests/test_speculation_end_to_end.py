@@ -21,10 +21,12 @@ def save_config(path, config):
     with open(path, "w") as handle:
         json.dump({"name": config.name, "size": config.size}, handle)
 """
-NOTICE = """The library will be closed on Monday, 3 March, because the heating in the main hall is being replaced. \
-Books that are due on that day may be returned until Wednesday, 5 March, without a fee. The reading room on the \
-second floor stays open from nine in the morning until five in the afternoon, and can be reached through the side \
-entrance in Mill Street."""
+NOTICE = (
+    "The library will be closed on Monday, 3 March, because the heating in the main hall is being replaced. "
+    "Books that are due on that day may be returned until Wednesday, 5 March, without a fee. The reading "
+    "room on the second floor stays open from nine in the morning until five in the afternoon, and can be "
+    "reached through the side entrance in Mill Street."
+)
 COPYING = [
     f"Rewrite this Python code and rename the variable handle to file. Answer with the code only.\n\n{CODE}",
     f"Summarise this notice by quoting its most important sentences word for word:\n\n{NOTICE}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -277,4 +278,16 @@ async def test_a_child_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(EngineGenerateError, match="exit code 1"):
             await grammars.compile(DIGITS)
         monkeypatch.undo()
+        assert await grammars.compile(DIGITS)
+
+
+async def test_a_process_that_cannot_be_made_is_one_requests_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError("too many processes")
+
+    async with compiler() as grammars:
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", fail)
+            with pytest.raises(EngineGenerateError, match="did not start: too many processes"):
+                await grammars.compile(DIGITS)
         assert await grammars.compile(DIGITS)

@@ -35,7 +35,8 @@ def find_stop(request: Request) -> Stop | None:
 
     In this order: EOS, the request's stop token ids (neither of them before `min_tokens`), length,
     repetition. So a stop token that is also the last one allowed counts as a stop, and EOS wins where it is
-    listed as both. Stop strings are the frontend's: the core knows no text.
+    listed as both. A grammar that is complete with it (`trioserve.core.progress`) counts before length
+    and repetition. Stop strings are the frontend's: the core knows no text.
     """
     token_id = request.output_token_ids[-1]
     if token_id in request.stop_token_ids and len(request.output_token_ids) >= request.params.min_tokens:
