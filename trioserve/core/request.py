@@ -64,7 +64,7 @@ class RequestStatus(enum.Enum):
     """Nobody wants it. Only a step in flight may still keep it, and its blocks, alive."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)  # not frozen: one is made per sequence and step, at half the cost
 class Share:
     """What one step computes of a request: positions [start, start + num_tokens)."""
 

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from itertools import chain, islice, takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
 from trioserve.core.admission import to_request
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Scheduler"]
 
+_MAX_DRAFTS = 256
+"""Of all sequences of a step: each takes a row of logits, which is 1 MB for a vocabulary of 262,144."""
 _MAX_PASSED = 8
 """Long prompts that are looked at in vain per step: each look is a search in the prefix cache."""
 
@@ -202,13 +204,11 @@ class Scheduler:
 
     def _end_expired(self) -> None:
         now = self._clock()
-        late = [
-            takewhile(lambda r: r.deadline <= now, requests) for requests in (self._running, self._waiting)
-        ]
-        for request in list(chain(*late)):  # both are sorted by deadline
-            request.finish_reason = FinishReason.DEADLINE
-            self._end(request, RequestStatus.FINISHED)
-            self._news[request] = None
+        for requests in (self._running, self._waiting):  # both are sorted by deadline
+            for request in list(takewhile(lambda r: r.deadline <= now, requests)):
+                request.finish_reason = FinishReason.DEADLINE
+                self._end(request, RequestStatus.FINISHED)
+                self._news[request] = None
 
     def _serve_running(self, *, ahead: bool) -> dict[Request, int] | None:
         """Each running request's number of tokens, and blocks for them; None if there are not enough blocks
@@ -262,6 +262,8 @@ class Scheduler:
         self._counters.num_preemptions += 1
 
     def _admit_waiting(self, shares: dict[Request, int], budget: int) -> None:
+        if not self._waiting:
+            return
         num_long = sum(self._is_long(r.num_known_tokens - r.num_computed_tokens) for r in self._running)
         num_passed = 0
         num_seats = self._config.max_num_seqs - len(self._running)
@@ -292,7 +294,7 @@ class Scheduler:
         request.status = RequestStatus.RUNNING
 
     def _launch(self, shares: dict[Request, int]) -> StepPlan:
-        num_spare = self._config.max_num_batched_tokens - sum(shares.values())
+        num_spare = min(_MAX_DRAFTS, self._config.max_num_batched_tokens - sum(shares.values()))
         sequences = []
         for request, num_tokens in shares.items():
             start = request.num_computed_tokens
@@ -364,7 +366,7 @@ class Scheduler:
             self._preempt(request)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what is cached; False, and nothing done, while any request holds a block."""
+        """See `KVCacheManager.reset_prefix_cache`."""
         return self._kv_cache.reset_prefix_cache()
 
     # Reports
