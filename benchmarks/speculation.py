@@ -45,8 +45,8 @@ second floor stays open from nine in the morning until five in the afternoon, an
 side entrance in Mill Street.
 """
 PROMPTS = {
-    "code edit": "Rewrite this Python code and rename the variable handle to file. Answer with the code only.\n"
-    + CODE,
+    "code edit": "Rewrite this Python code and rename the variable handle to file. "
+    "Answer with the code only.\n" + CODE,
     "summary": "Summarise this notice by quoting its most important sentences word for word:\n" + NOTICE,
     "correction": "Repeat this text, and correct the spelling:\n" + NOTICE.replace("heating", "heeting"),
     "story": "Write a story about a river, a stone, the light, a cloud and an engine.",

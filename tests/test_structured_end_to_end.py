@@ -122,7 +122,7 @@ def check(choices: Mapping[str, Any], *, least_share: float) -> None:
 
 def test_every_completed_output_validates(terse_server: ServedModel, bias: Mapping[str, float]) -> None:
     forms = {name: {"response_format": json_schema(schema)} for name, schema in ACCEPTED.items()}
-    check(answers(terse_server, forms, logit_bias=bias), least_share=0.75)
+    check(answers(terse_server, forms, logit_bias=bias), least_share=0.9)
 
 
 def test_so_do_those_with_white_space(server: ServedModel, bias: Mapping[str, float]) -> None:
@@ -229,10 +229,10 @@ def test_a_catastrophe_is_its_clients_400_and_nobodys_delay(terse_server: Served
     streams = run_with_client(terse_server, work)
     assert set(errors) == set(CATASTROPHES)
     assert "compile_timeout" in errors["minutes of work"].message
-    # Everyone went on meanwhile, all at the same pace: what differs is what was on its way.
+    # Everyone went on meanwhile, and nobody much slower than the others.
     gained = [after - before for before, after in zip(*lengths, strict=True)]
-    assert min(gained) >= 8
-    assert max(gained) - min(gained) <= 3
+    assert min(gained) >= 5
+    assert 2 * min(gained) >= max(gained)
     # And nothing was lost.
     longest = max(streams.lengths)
     with openai.OpenAI(base_url=f"{terse_server.url}/v1", api_key="none", max_retries=0) as client:

@@ -29,7 +29,6 @@ work is done for a request that is gone, and a step never works on a state that 
     step k      |---------------- runs ----------------|
     meanwhile    send k-1 | plan k+1 | arrivals, aborts  update k | launch k+1
     step k+1                                                      |------------ runs ---- ...
-
 What was weighed against it is in docs/engine.md.
 """
 
