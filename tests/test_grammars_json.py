@@ -57,12 +57,20 @@ def test_json_object_is_any_object() -> None:
     assert not accepts(grammar.new_matcher(), "[1]")
 
 
-def test_whitespace() -> None:
-    grammar = compiled(json=POINT)
-    assert accepts(grammar.new_matcher(), '{"x":1}')
-    assert accepts(grammar.new_matcher(), '{\n    "x": 1\n}')
-    assert not accepts(grammar.new_matcher(), '{"x":' + " " * 65 + "1}")
-    assert not accepts(grammar.new_matcher(), ' {"x":1}')
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ('{"a":1}', True),
+        ('{ "a" : 1 }', True),
+        ('{\n  "a": 1\n}', True),
+        ('{\n\t"a":1}', True),
+        ('{  "a":1}', False),
+        ('{\n\n"a":1}', False),
+    ],
+)
+def test_between_tokens_there_is_a_space_or_a_line_break_with_its_indentation(text: str, fits: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    assert accepts(compiled(json=schema).new_matcher(), text) == fits
 
 
 @pytest.mark.parametrize("by_request", [True, False])

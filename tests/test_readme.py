@@ -68,7 +68,7 @@ def test_the_example_of_http(server: ServedModel) -> None:
     assert person.keys() == {"name", "age"}
 
 
-@pytest.mark.parametrize("name", ["library.py", "offline.py"])
+@pytest.mark.parametrize("name", ["library.py", "offline.py", "streaming_input.py"])
 def test_the_example_programs(name: str) -> None:
     assert "Paris" in run([sys.executable, str(ROOT / "examples" / name)])
 

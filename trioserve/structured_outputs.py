@@ -107,7 +107,8 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = attrs.field(default=False, validator=boolean)
     """Objects have no properties but those that the schema names, unless it says otherwise."""
     whitespace_pattern: str | None = attrs.field(default=None, converter=plain, validator=_optional_text)
-    """A regular expression of the whitespace between JSON's tokens."""
+    """A regular expression of the whitespace between JSON's tokens; None: a space, or a line break and its
+    indentation. There may always be none at all."""
 
     def __attrs_post_init__(self) -> None:
         given = [name for name in _KINDS if getattr(self, name) not in {None, False}]

@@ -52,9 +52,7 @@ class _Child:
         """Also a child that is dead already is reaped. Returns how it ended, in words."""
         self._process.kill()
         self._stream.socket.close()
-        with trio.CancelScope(shield=True, relative_deadline=_REAP_TIMEOUT):
-            return describe_exit(await self._process.wait())
-        return "it could not be killed"
+        return describe_exit(await self._process.wait())
 
 
 class GrammarChecker:
@@ -75,7 +73,8 @@ class GrammarChecker:
         try:
             yield checker
         finally:
-            await checker._stop()
+            with trio.move_on_after(_REAP_TIMEOUT, shield=True):
+                await checker._stop()
 
     async def check(self, params: StructuredOutputsParams) -> Verdict:
         """Takes at most the time limit (`config.compile_timeout`) and, for the first check, the child's
@@ -105,10 +104,13 @@ class GrammarChecker:
     async def _exchange(self, child: _Child, body: bytes) -> bytes:
         """The child's answer. A child that gives none is out of step with us, or dead: it is not kept."""
         answer = None
+        ending = "it could not be killed"
         try:
             answer = await child.exchange(body)
         finally:
-            ending = await self._stop() if answer is None else ""
+            if answer is None:
+                with trio.move_on_after(_REAP_TIMEOUT, shield=True):
+                    ending = await self._stop()
         if answer is None:
             raise EngineGenerateError(f"The process that checks grammars has ended ({ending}).")
         return answer
