@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["JsonStyle", "json_grammar"]
 
 _WHITESPACE = r"\x20|\x0A[\x20\x09]{0,64}"
-"""Between two tokens: a space, or a line break and its indentation. JSON allows more, but small models like to
-go on with blank lines for ever, and every choice less is a token more that is computed ahead."""
+"""Between two tokens: a space, or a line break and its indentation. JSON allows more, but small models like
+to go on with blank lines for ever, and every choice less is a token more that is computed ahead."""
 
 _DATA = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose value is no schema, though it may look like one."""
