@@ -15,7 +15,7 @@ import pytest
 from served import ServedModel, served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @attrs.frozen
@@ -74,6 +74,13 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.01)
         leaked = Belongings.now().leaked_since(before)
     assert not leaked, f"left behind: {leaked}"
+
+
+@pytest.fixture
+def own_children() -> Callable[[], set[int]]:
+    """The child processes that the test has now, without those that were there before, such as `server`."""
+    others = set(_children())
+    return lambda: set(_children()) - others
 
 
 @pytest.fixture(scope="session")

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 
 import pytest
 import trio
 
-from served import MODEL, children_of, is_running
+from served import MODEL, is_running
 from trioserve import AsyncLLM, EngineArgs, EngineDeadError, EngineStartError, SamplingParams
 
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 
+OwnChildren = Callable[[], set[int]]
+
+
 def engine_args(**values: object) -> EngineArgs:
     return EngineArgs.from_dict({"model": MODEL, "log": {"stats_interval": 0}, **values})
-
-
-def own_engine() -> int:
-    (pid,) = children_of(os.getpid())
-    return pid
 
 
 async def wait_until_idle(llm: AsyncLLM) -> None:
@@ -30,30 +29,30 @@ async def wait_until_idle(llm: AsyncLLM) -> None:
             await llm.check_health()
 
 
-async def test_the_engine_is_gone_when_the_scope_is() -> None:
+async def test_the_engine_is_gone_when_the_scope_is(own_children: OwnChildren) -> None:
     async with AsyncLLM.from_engine_args(engine_args()) as llm:
-        engine = own_engine()
+        (engine,) = own_children()
         assert llm.is_running
         await llm.check_health()
     assert not is_running(engine)
     assert not llm.is_running
 
 
-async def test_closing_does_not_wait_for_running_requests() -> None:
+async def test_closing_does_not_wait_for_running_requests(own_children: OwnChildren) -> None:
     async with AsyncLLM.from_engine_args(engine_args()) as llm, llm.stream("x", LONG) as outputs:
         await anext(outputs)
-        engine = own_engine()
+        (engine,) = own_children()
     assert not is_running(engine)
 
 
 @pytest.mark.parametrize("engine", ["process", "inproc"])
 @pytest.mark.parametrize("seconds", [0.01, 0.3, 0.6])
-async def test_a_start_can_be_cancelled(engine: str, seconds: float) -> None:
+async def test_a_start_can_be_cancelled(engine: str, seconds: float, own_children: OwnChildren) -> None:
     with trio.move_on_after(seconds) as scope:
         async with AsyncLLM.from_engine_args(engine_args(engine=engine)):
             await trio.sleep_forever()
     assert scope.cancelled_caught
-    assert children_of(os.getpid()) == []
+    assert not own_children()
 
 
 async def test_a_failed_start_is_one_error_with_the_cause() -> None:
@@ -68,7 +67,9 @@ async def test_a_failed_start_in_process_is_the_same_error() -> None:
             raise AssertionError("it cannot start")
 
 
-async def test_a_killed_engine_is_noticed_by_every_request_and_by_nobody_else() -> None:
+async def test_a_killed_engine_is_noticed_by_every_request_and_by_nobody_else(
+    own_children: OwnChildren,
+) -> None:
     failed = 0
 
     async def consume(llm: AsyncLLM, started: trio.Event) -> None:
@@ -87,17 +88,17 @@ async def test_a_killed_engine_is_noticed_by_every_request_and_by_nobody_else() 
                 nursery.start_soon(consume, llm, event)
             for event in events:
                 await event.wait()
-            os.kill(own_engine(), signal.SIGKILL)
+            os.kill(own_children().pop(), signal.SIGKILL)
         assert failed == 3
         assert llm.errored
         with pytest.raises(EngineDeadError):
             await llm.complete("y")
 
 
-async def test_the_engine_ignores_signals_meant_for_the_whole_group() -> None:
+async def test_the_engine_ignores_signals_meant_for_the_whole_group(own_children: OwnChildren) -> None:
     async with AsyncLLM.from_engine_args(engine_args()) as llm:
-        os.kill(own_engine(), signal.SIGINT)
-        os.kill(own_engine(), signal.SIGTERM)
+        os.kill(own_children().pop(), signal.SIGINT)
+        os.kill(own_children().pop(), signal.SIGTERM)
         output = await llm.complete("x", SamplingParams(max_tokens=2, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 2
 
@@ -122,11 +123,11 @@ async def test_what_the_engine_holds_returns_to_nothing_after_any_end() -> None:
         assert llm.num_open_requests == 0
 
 
-async def test_in_process_or_not_the_answer_is_the_same() -> None:
+async def test_in_process_or_not_the_answer_is_the_same(own_children: OwnChildren) -> None:
     texts = []
     for engine in ("process", "inproc"):
         async with AsyncLLM.from_engine_args(engine_args(engine=engine, dtype="float32")) as llm:
-            assert bool(children_of(os.getpid())) == (engine == "process")
+            assert bool(own_children()) == (engine == "process")
             output = await llm.complete("The capital of France is", SamplingParams(temperature=0))
             texts.append(output.outputs[0].text)
     assert texts[0] == texts[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from served import MODEL, children_of
+from served import MODEL
 from trioserve import AsyncLLM, EngineArgs, SamplingParams
 
 if TYPE_CHECKING:
@@ -82,10 +81,11 @@ async def settled(llm: AsyncLLM, crowd: Crowd) -> int:
     return crowd.num_tokens
 
 
-async def test_asleep_memory_is_given_back_and_afterwards_all_go_on() -> None:
-    others = set(children_of(os.getpid()))  # servers of other tests
+async def test_asleep_memory_is_given_back_and_afterwards_all_go_on(
+    own_children: Callable[[], set[int]],
+) -> None:
     async with new_llm(kv_cache_memory="400MiB") as llm, trio.open_nursery() as nursery:
-        (engine,) = set(children_of(os.getpid())) - others
+        (engine,) = own_children()
         expected = await Crowd(llm, nursery, [*PROMPTS, LONG_PROMPT]).wait_done()
         for level in (1, 2):
             crowd = Crowd(llm, nursery, [*PROMPTS, LONG_PROMPT])
