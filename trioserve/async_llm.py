@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError, TrioserveError
+from trioserve.frontend.arguments import names_of, sampling_params_or_default
 from trioserve.frontend.beam_search_request import run_beam_search
 from trioserve.frontend.chat_template import ChatTemplate
 from trioserve.frontend.control import EngineControl
@@ -35,7 +36,7 @@ from trioserve.model_sources import resolve_model
 from trioserve.nurseries import end_nursery, ungrouped
 from trioserve.observability.metrics import EngineMetrics
 from trioserve.observability.throughput_log import log_throughput
-from trioserve.sampling_params import RequestOutputKind, SamplingParams
+from trioserve.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from trioserve.link.client import EngineCoreClient
     from trioserve.link.messages import Ready
     from trioserve.outputs import BeamSearchOutput, RequestOutput
+    from trioserve.sampling_params import SamplingParams
 
 __all__ = ["AsyncLLM", "RequestStream"]
 
@@ -223,13 +225,16 @@ class AsyncLLM:
         self, prompt: Input, params: SamplingParams | None, routing: Routing, request_id: str | None
     ) -> Source:
         self._check_open()
-        return await open_source(self._requests, prompt, params or SamplingParams(), routing, request_id)
+        params = sampling_params_or_default(params)
+        return await open_source(self._requests, prompt, params, routing, request_id)
 
     async def complete(
         self, prompt: PromptType, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> RequestOutput:
         """The whole result. Cancelling it ends the request in the engine. Raises as `stream` does."""
-        params = attrs.evolve(params or SamplingParams(), output_kind=RequestOutputKind.FINAL_ONLY)
+        params = attrs.evolve(
+            sampling_params_or_default(params), output_kind=RequestOutputKind.FINAL_ONLY
+        )
         async with self.stream(prompt, params, request_id=request_id) as outputs:
             return await anext(outputs)
 
@@ -287,7 +292,7 @@ class AsyncLLM:
         registered and sent after the last checkpoint."""
         self._check_open()
         routing = Routing(priority=priority, cache_salt=cache_salt)
-        params = params or SamplingParams()
+        params = sampling_params_or_default(params)
         return await self._requests.submit(prompt, params, routing, request_id=request_id)
 
     def release(self, channel: OutputChannel) -> None:
@@ -300,7 +305,7 @@ class AsyncLLM:
 
         Whoever reads such a request gets a last output, with what has come of it: nothing, where only the
         end was asked for (`FINAL_ONLY`)."""
-        self._requests.abort([request_id] if isinstance(request_id, str) else request_id)
+        self._requests.abort(names_of("request_id", request_id))
 
     # Chat
 

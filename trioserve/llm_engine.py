@@ -10,6 +10,7 @@ import trio
 
 from trioserve.async_llm import AsyncLLM
 from trioserve.errors import InvalidRequestError
+from trioserve.frontend.arguments import check_request_id, check_type, names_of
 from trioserve.portal import Portal
 from trioserve.sampling_params import SamplingParams
 
@@ -78,12 +79,14 @@ class LLMEngine:
           EngineDeadError: the engine core is gone.
           ClosedError: this engine was closed.
         """
+        check_request_id(request_id)
         if request_id in self._desk.requests:
             raise InvalidRequestError(
                 f"request_id must differ from those of unfinished requests, got {request_id!r}.",
                 parameter="request_id",
             )
         params = self.get_default_sampling_params() if params is None else params
+        check_type("params", params, SamplingParams)
         try:
             self._portal.call(self._desk.submit, request_id, prompt, params, priority)
         except BaseException:
@@ -106,7 +109,7 @@ class LLMEngine:
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
         """End these requests in the engine; nothing more comes of them. Unknown ids are ignored."""
-        names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        names = names_of("request_ids", request_ids)
         if not self._portal.closed:  # closing has ended them all
             self._portal.call(self._desk.abort, names)
 

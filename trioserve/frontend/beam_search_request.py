@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from trioserve.beam_search_params import BeamSearchParams
 from trioserve.errors import EngineGenerateError, InvalidRequestError
+from trioserve.frontend.arguments import check_request_id, check_type
 from trioserve.frontend.beam_search import BeamSearch
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
@@ -22,7 +24,6 @@ from trioserve.sampling_params import RequestOutputKind, SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.frontend.beam_search import Beam
     from trioserve.frontend.input_processor import InputProcessor, TokenizedPrompt
     from trioserve.frontend.prompts import PromptType
@@ -45,8 +46,9 @@ async def run_beam_search(
     All beams are sequences of one channel: one name to abort, one thing to release. They share what they have
     in common in the engine's prefix cache, so a step costs it little more than one token per beam.
     """
-    _check(params, requests.inputs)
+    _check(check_type("params", params, BeamSearchParams), requests.inputs)
     routing.check()
+    check_request_id(request_id)
     tokenized = await requests.inputs.tokenize(prompt)
     requests.inputs.check_room(params.max_tokens, len(tokenized.token_ids))
     search = BeamSearch(tokenized.token_ids, params, eos_token_ids)

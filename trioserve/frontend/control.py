@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import trio
 
 from trioserve.errors import InvalidRequestError
+from trioserve.frontend.arguments import names_of
+from trioserve.validators import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,7 +65,7 @@ class EngineControl:
 
     async def wake_up(self, tags: Iterable[WakeTag] | None) -> None:
         """Take back what `sleep` gave away. None: all of it, and go on with the requests."""
-        chosen = None if tags is None else [tags] if isinstance(tags, str) else list(tags)
+        chosen = None if tags is None else names_of("tags", tags)
         for tag in chosen or ():
             if tag not in get_args(WakeTag):
                 raise _wrong("tags", tag, get_args(WakeTag))
@@ -78,11 +80,7 @@ class EngineControl:
         Raises:
           TimeoutError: some are, after `drain_timeout` seconds.
         """
-        if not isinstance(drain_timeout, int | float) or not drain_timeout >= 0:
-            raise InvalidRequestError(
-                f"drain_timeout must be a number of seconds, at least 0, got {drain_timeout!r}.",
-                parameter="drain_timeout",
-            )
+        _check_seconds("drain_timeout", drain_timeout)
         try:
             with trio.fail_after(drain_timeout):
                 await self._call("drain")
@@ -105,6 +103,17 @@ def _check_boolean(name: str, value: object) -> None:
         raise _wrong(name, value, (True, False))
 
 
+def _check_seconds(name: str, value: object) -> None:
+    try:
+        is_right = isinstance(value, int | float) and not isinstance(value, bool) and float(value) >= 0
+    except OverflowError:  # an integer beyond all floats
+        is_right = False
+    if not is_right:
+        raise InvalidRequestError(
+            f"{name} must be a number of seconds, at least 0, got {shown(value)}.", parameter=name
+        )
+
+
 def _wrong(name: str, value: object, allowed: Iterable[object]) -> InvalidRequestError:
     choices = ", ".join(str(choice) for choice in allowed)
-    return InvalidRequestError(f"{name} must be one of {choices}, got {value!r}.", parameter=name)
+    return InvalidRequestError(f"{name} must be one of {choices}, got {shown(value)}.", parameter=name)

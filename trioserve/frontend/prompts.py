@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.validators import boolean, optional, reject, shown
 
 __all__ = ["PromptType", "TextPrompt", "TokensPrompt", "parse_prompt"]
+
+
+def _is_text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, str):
+        raise reject(attribute, value, "a string")
 
 
 @attrs.frozen
 class TextPrompt:
     """Text that is to be tokenized."""
 
-    text: str
-    add_special_tokens: bool = True
+    text: str = attrs.field(validator=_is_text)
+    add_special_tokens: bool = attrs.field(default=True, validator=boolean)
     """False where the text has them already, as a rendered chat template does."""
     cache_salt: str | None = None
     """Prefix cache blocks are shared only among requests with the same salt."""
@@ -28,7 +34,7 @@ class TokensPrompt:
     """Token ids, taken as they are."""
 
     token_ids: Sequence[int]
-    text: str | None = None
+    text: str | None = attrs.field(default=None, validator=optional(_is_text))
     """Shown as the output's `prompt`; not tokenized."""
     cache_salt: str | None = None
     """As of a TextPrompt."""
@@ -56,7 +62,7 @@ def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
         case {"prompt_token_ids": token_ids, **rest}:
             shown = rest.get("prompt")
             return TokensPrompt(_checked(token_ids), None if shown is None else str(shown), _salt(rest))
-        case {"prompt": str(text), **rest}:
+        case {"prompt": text, **rest}:
             return TextPrompt(text, cache_salt=_salt(rest))
         case Mapping():
             raise TypeError(
@@ -71,10 +77,17 @@ def _salt(prompt: Mapping[Any, Any]) -> Any:
     return prompt.get("cache_salt")
 
 
-def _checked(token_ids: Any) -> Sequence[int]:
+def _checked(given: Any) -> Sequence[int]:
+    if not isinstance(given, Iterable):
+        raise InvalidRequestError(
+            f"prompt token ids must be a list of integers, got {shown(given)}.", parameter="prompt"
+        )
+    token_ids = list(given)
+    if set(map(type, token_ids)) <= {int} and min(token_ids, default=0) >= 0:
+        return token_ids  # without a look at each: they may be many
     for token_id in token_ids:
         if not isinstance(token_id, int) or isinstance(token_id, bool) or token_id < 0:
             raise InvalidRequestError(
-                f"prompt token ids must be integers >= 0, got {token_id!r}.", parameter="prompt"
+                f"prompt token ids must be integers >= 0, got {shown(token_id)}.", parameter="prompt"
             )
-    return list(token_ids)
+    return token_ids

@@ -16,6 +16,7 @@ import attrs
 import trio
 
 from trioserve.errors import ClosedError, EngineDeadError
+from trioserve.frontend.arguments import check_request_id
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
 from trioserve.frontend.input_processor import Routing
@@ -83,6 +84,7 @@ class Requests:
         arrival_time = time.monotonic()
         self._get_client()
         routing.check()
+        check_request_id(request_id)
         tokenized = await self.inputs.tokenize(prompt)
         params = self.inputs.fit_params(params, len(tokenized.token_ids))
         constraints = await self.inputs.constraints(params)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.frontend.arguments import check_request_id
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
 from trioserve.frontend.input_processor import Routing
@@ -21,6 +22,7 @@ from trioserve.frontend.prompts import PromptType
 from trioserve.frontend.requests import Requests, Round
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
+from trioserve.validators import one_of_class
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +39,9 @@ class StreamingInput:
 
     prompt: PromptType
     """As of any request. Of text, only the first piece gets the tokenizer's special tokens (BOS)."""
-    sampling_params: SamplingParams | None = None
+    sampling_params: SamplingParams | None = attrs.field(
+        default=None, validator=one_of_class(SamplingParams)
+    )
     """For the answer to this piece; None: those of the stream. `output_kind` is the stream's in any case."""
 
 
@@ -79,6 +83,7 @@ class StreamedRequest:
           InvalidRequestError: `params` cannot go with streaming input.
         """
         routing.check()
+        check_request_id(request_id)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             raise _refusal("output_kind", "FINAL_ONLY")
         _check(params)

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import attrs
-import outcome
 import trio
 
+from trioserve.link.step_thread import Job
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trioserve.core.engine import EngineCore
 
 __all__ = ["BetweenSteps"]
 
 T = TypeVar("T")
-
-
-@attrs.define(eq=False)
-class _Deed(Generic[T]):
-    call: Callable[[], T]
-    done: trio.Event = attrs.Factory(trio.Event)
-    result: outcome.Outcome[T] | None = None
-
-    def run(self) -> None:
-        self.result = outcome.capture(self.call)
-        self.done.set()
 
 
 class BetweenSteps:
@@ -37,14 +27,15 @@ class BetweenSteps:
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
-        self._deeds: list[_Deed[object]] = []  # one per task that waits in `do`
+        self._jobs: list[Job[object]] = []  # one per task that waits in `do`
         self._arrivals = trio.lowlevel.ParkingLot()
 
     def arrive(self) -> None:
         """No step is in flight now. Not a checkpoint."""
-        deeds, self._deeds = self._deeds, []
-        for deed in deeds:
-            deed.run()
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            job.run()
+            job.finished()
         self.notify()
 
     def notify(self) -> None:
@@ -55,15 +46,13 @@ class BetweenSteps:
         """Call a function when no step is in flight, which may be now; returns or raises what it does."""
         if not self._core.step_in_flight:
             return call()
-        deed = _Deed(call)
-        self._deeds.append(deed)  # type: ignore[arg-type]  # its result is of no interest to the list
+        job = Job(call)
+        self._jobs.append(job)  # type: ignore[arg-type]  # its result is of no interest to the list
         try:
-            await deed.done.wait()
+            return await job.wait()
         finally:
-            if deed.result is None:
-                self._deeds.remove(deed)  # type: ignore[arg-type]
-        assert deed.result is not None
-        return deed.result.unwrap()
+            if job in self._jobs:
+                self._jobs.remove(job)  # type: ignore[arg-type]  # as above
 
     async def wait_until(self, is_true: Callable[[], bool]) -> None:
         """Looks again after every step and every `notify`."""
