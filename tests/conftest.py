@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
+from fake_engine import FakeEngine, open_fake_llm
 from served import ServedModel, served
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 
 @attrs.frozen
@@ -74,6 +75,13 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.01)
         leaked = Belongings.now().leaked_since(before)
     assert not leaked, f"left behind: {leaked}"
+
+
+@pytest.fixture
+async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
+    """An AsyncLLM whose engine does what the test says."""
+    async with open_fake_llm(tmp_path, monkeypatch) as engine:
+        yield engine
 
 
 @pytest.fixture

@@ -128,6 +128,7 @@ class FakeEngineClient:
         updates: Sequence[tuple[Add, Any, FinishReason | None, int | None]],
         *,
         prompt_logprobs: Sequence[Sequence[LogprobRow]] | None = None,
+        num_cached_tokens: Sequence[int] | None = None,
         drop_last_token: bool = False,
     ) -> None:
         sampled = [_to_tokens(text) for _, text, _, _ in updates]
@@ -137,7 +138,7 @@ class FakeEngineClient:
             sampled=sampled,
             finish_reasons=[finish for _, _, finish, _ in updates],
             stop_token_ids=[stop for _, _, _, stop in updates],
-            num_cached_tokens=[0 for _ in updates],
+            num_cached_tokens=num_cached_tokens or [0 for _ in updates],
             prompt_logprobs=prompt_logprobs or [() for _ in updates],
         )
         step = pack_step(result, STATS)

@@ -18,7 +18,6 @@ from trioserve.outputs import FinishReason
 from trioserve.worker.batch import LogprobRow, SampledToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from trioserve.async_llm import AsyncLLM
@@ -28,12 +27,6 @@ if TYPE_CHECKING:
 DELTA = RequestOutputKind.DELTA
 CUMULATIVE = RequestOutputKind.CUMULATIVE
 FINAL_ONLY = RequestOutputKind.FINAL_ONLY
-
-
-@pytest.fixture
-async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
-    async with open_fake_llm(tmp_path, monkeypatch) as engine:
-        yield engine
 
 
 def text_of(output: RequestOutput) -> str:

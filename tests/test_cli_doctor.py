@@ -17,6 +17,7 @@ from trioserve.cli.step_report import Part, Step, describe_step
 from trioserve.core.admission import RequestLimits, to_request
 from trioserve.core.launch import launch_sequence
 from trioserve.core.request import CoreRequest, Share
+from trioserve.errors import InvalidConfigError
 from trioserve.sampling_params import SamplingParams
 from trioserve.version import __version__
 from trioserve.worker.batch import SampledToken, SequenceOutput
@@ -137,6 +138,33 @@ def test_the_machine_is_read_from_proc(tmp_path: Path) -> None:
     assert rows["memory"] == "1.00 GiB available of 4.00 GiB"
 
 
+def test_a_machine_that_tells_little(tmp_path: Path) -> None:
+    section = examine_machine(tmp_path)
+    rows = dict(section.rows)
+    assert (rows["processor"], rows["memory"]) == ("unknown", "unknown")
+    assert rows["instructions"] == "none that we know to be useful"
+    (problem,) = section.problems
+    assert problem.startswith("cannot tell how much memory there is: ")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/model", "a" * 5000])
+def test_a_name_that_the_system_refuses_is_a_problem(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exit_code, lines = report(capsys, name)
+    assert exit_code == 1
+    assert lines[-1].startswith("problem: ")
+    assert "machine" in lines  # what can be told is told
+
+
+def test_without_a_home_there_is_no_cache_to_look_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as of a user whom nobody knows
+    exit_code, lines = report(capsys, "smollm2-135m")
+    assert exit_code == 1
+    assert "problem: model cache: Could not determine home directory." in lines
+
+
 def test_a_wrong_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         run(["--trace-steps"])
@@ -164,6 +192,13 @@ def test_a_step_of_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "blocks    none -> 1-2 " in prefill
     for phase in ("schedule, launch", "plan ahead", "forward, sample", "update"):
         assert f"\n  {phase}" in times
+
+
+def test_a_context_that_is_too_short_to_trace_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    flags = ["--trace-step", "--max-model-len", "32", "--kv-cache-memory", "100MiB"]
+    with pytest.raises(InvalidConfigError, match="max_model_len must be at least 63 to trace a step, got 32"):
+        run(flags)
 
 
 def test_windows_and_drafts_in_a_trace() -> None:

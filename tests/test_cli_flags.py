@@ -81,6 +81,16 @@ def test_without_flags_all_is_as_in_python() -> None:
             ["--no-structured-outputs-config.jump-ahead", "--structured-outputs-config.compile-timeout", "2"],
             {"structured_outputs_config": StructuredOutputsConfig(jump_ahead=False, compile_timeout=2.0)},
         ),
+        (
+            ["--structured-outputs-config.disable_any_whitespace", "true", "some/model"],
+            {
+                "structured_outputs_config": StructuredOutputsConfig(disable_any_whitespace=True),
+                "model": "some/model",
+            },
+        ),
+        (["--log.access", "false", "--log.requests=true"], {"log": LogConfig(access=False, requests=True)}),
+        (["--log.requests=false", "--log.access", "m"], {"log": LogConfig(), "model": "m"}),
+        (["--log.requests", "--", "true"], {"log": LogConfig(requests=True), "model": "true"}),
         (["--reasoning-config.start", "<t>"], {"reasoning_config": ReasoningConfig(start="<t>")}),
         (["--reasoning-config", "{}"], {"reasoning_config": ReasoningConfig()}),
         (["--tokenizer", "a_b", "--revision=c_d=e_f"], {"tokenizer": "a_b", "revision": "c_d=e_f"}),

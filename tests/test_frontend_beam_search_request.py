@@ -22,7 +22,7 @@ from trioserve.structured_outputs import StructuredOutputsParams
 from trioserve.worker.batch import SampledToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from trioserve.link.messages import Add, Refused, StepOutputs
@@ -49,12 +49,6 @@ class Brain:
         assert add.params.logprobs is not None
         row = row_of(logprobs, VOCAB_SIZE if add.params.logprobs < 0 else add.params.logprobs)
         self.engine.client.emit(add, [SampledToken(row.token_ids[0], row)], FinishReason.LENGTH)
-
-
-@pytest.fixture
-async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
-    async with open_fake_llm(tmp_path, monkeypatch) as engine:
-        yield engine
 
 
 def few_letters(seed: int = 0) -> Model:
@@ -139,6 +133,57 @@ async def test_a_cancelled_search_releases_everything(fake: FakeEngine) -> None:
     assert open_ones
     assert fake.client.aborted == open_ones
     assert count_requests(fake) == {"abort": 1}
+
+
+class AtStep(trio.abc.Instrument):
+    """Acts before a task's step of this number, counted from 1."""
+
+    def __init__(self, task_name: str, number: int, act: Callable[[], object]) -> None:
+        self._task_name, self._act = task_name, act
+        self.steps_left = number
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        if task.name.endswith(self._task_name):
+            self.steps_left -= 1
+            if self.steps_left == 0:
+                self._act()
+
+
+@pytest.mark.parametrize("how", ["cancel", "abort", "die"])
+@pytest.mark.parametrize("number", range(1, 8))
+async def test_whatever_ends_it_at_any_moment_it_is_one_ended_request(
+    fake: FakeEngine, how: str, number: int
+) -> None:
+    Brain(fake, few_letters())
+    scope = trio.CancelScope()
+    act = {"cancel": scope.cancel, "abort": lambda: fake.llm.abort("mine"), "die": fake.client.die}[how]
+    ending = AtStep("run_search", number, act)
+    ends: list[FinishReason | type[Exception]] = []
+
+    async def run_search() -> None:
+        try:
+            output = await fake.llm.beam_search("x", PARAMS, request_id="mine")
+        except EngineDeadError as error:
+            ends.append(type(error))
+        else:
+            ends.append(output.sequences[0].finish_reason)
+
+    trio.lowlevel.add_instrument(ending)
+    with scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_search)
+    trio.lowlevel.remove_instrument(ending)
+    await wait_all_tasks_blocked()
+    assert ending.steps_left <= 0
+    assert fake.llm.num_open_requests == 0
+    assert sum(count_requests(fake).values()) == 1
+    adds = [add.request_id for add in fake.client.added]
+    assert set(fake.client.aborted) <= set(adds)
+    if scope.cancelled_caught:
+        assert ends == []
+        assert fake.client.aborted == adds[len(adds) - len(fake.client.aborted) :]
+    else:
+        assert len(ends) == 1
 
 
 async def test_an_abort_ends_it_with_the_beams_as_they_are(fake: FakeEngine) -> None:

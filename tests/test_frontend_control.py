@@ -14,16 +14,9 @@ from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from trio.testing import MockClock
-
-
-@pytest.fixture
-async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
-    async with open_fake_llm(tmp_path, monkeypatch) as engine:
-        yield engine
 
 
 async def test_every_method_is_a_call_of_the_core(fake: FakeEngine) -> None:
@@ -86,6 +79,11 @@ async def test_only_abort_ends_the_requests_under_way(fake: FakeEngine, method: 
         ("reset_prefix_cache", {"reset_running_requests": "yes"}, "reset_running_requests"),
         ("wait_for_requests_to_drain", {"drain_timeout": -1}, "drain_timeout"),
         ("wait_for_requests_to_drain", {"drain_timeout": float("nan")}, "drain_timeout"),
+        ("wait_for_requests_to_drain", {"drain_timeout": 10**400}, "drain_timeout"),
+        ("wait_for_requests_to_drain", {"drain_timeout": True}, "drain_timeout"),
+        ("wait_for_requests_to_drain", {"drain_timeout": "5"}, "drain_timeout"),
+        ("sleep", {"level": 10**5000}, "level"),
+        ("wake_up", {"tags": 5}, "tags"),
     ],
 )
 async def test_wrong_arguments_are_named_and_do_nothing(

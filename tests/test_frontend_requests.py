@@ -12,14 +12,16 @@ from trio.testing import wait_all_tasks_blocked
 
 from byte_tokenizer import EOS
 from fake_engine import FakeEngine, open_fake_llm
-from trioserve import FlatLogprobs, RequestOutputKind, SamplingParams
+from trioserve import BeamSearchParams, FlatLogprobs, RequestOutputKind, SamplingParams
 from trioserve.errors import InvalidRequestError
+from trioserve.frontend.prompts import TextPrompt, TokensPrompt
+from trioserve.frontend.streaming_input import StreamingInput
 from trioserve.outputs import FinishReason
 from trioserve.token_constraints import ThinkingBudget
 from trioserve.worker.batch import LogprobRow, SampledToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
     from trio.testing import MockClock
@@ -29,12 +31,6 @@ if TYPE_CHECKING:
 DELTA = RequestOutputKind.DELTA
 CUMULATIVE = RequestOutputKind.CUMULATIVE
 FINAL_ONLY = RequestOutputKind.FINAL_ONLY
-
-
-@pytest.fixture
-async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
-    async with open_fake_llm(tmp_path, monkeypatch) as engine:
-        yield engine
 
 
 def row(token_id: int, *others: int) -> LogprobRow:
@@ -323,3 +319,86 @@ async def test_several_tokens_of_a_step_end_where_a_stop_string_does(fake: FakeE
     assert len(completion.logprobs) == 5
     assert completion.cumulative_logprob is not None
     assert math.isclose(completion.cumulative_logprob, -2.5)
+
+
+@pytest.mark.parametrize("kind", [DELTA, FINAL_ONLY])
+async def test_what_one_completion_computes_was_not_cached_for_another(
+    fake: FakeEngine, kind: RequestOutputKind
+) -> None:
+    async with fake.llm.stream("abc", SamplingParams(n=2, output_kind=kind)) as outputs:
+        first, second = fake.client.added
+        ends = [(add, "x", FinishReason.LENGTH, None) for add in (first, second)]
+        fake.client.emit_step(ends, num_cached_tokens=[1, 2])
+        assert (await anext(outputs)).num_cached_tokens == 1
+
+
+# Arguments of a wrong type
+
+BEAMS = BeamSearchParams(beam_width=2, max_tokens=2)
+
+
+async def no_pieces() -> AsyncIterator[str]:
+    for piece in ():
+        yield piece
+
+
+async def enter_stream(fake: FakeEngine, prompt: Any, **arguments: Any) -> None:
+    async with fake.llm.stream(prompt, **arguments):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.complete("a", 5), "params must be a SamplingParams, got 5."),
+        (lambda llm: llm.complete("a", 0), "params must be a SamplingParams, got 0."),
+        (lambda llm: anext(llm.generate("a", "x")), "params must be a SamplingParams, got 'x'."),
+        (lambda llm: llm.submit("a", {}), "params must be a SamplingParams, got {}."),
+        (lambda llm: llm.beam_search("a", 5), "params must be a BeamSearchParams, got 5."),
+        (lambda llm: llm.complete("a", request_id=5), "request_id must be a string, got 5."),
+        (lambda llm: llm.beam_search("a", BEAMS, request_id=5), "request_id must be a string, got 5."),
+        (lambda llm: llm.complete(TextPrompt(5)), "text must be a string, got 5."),
+        (lambda llm: llm.complete(TextPrompt("a", 5)), "add_special_tokens must be true or false, got 5."),
+        (lambda llm: llm.complete({"prompt": 5}), "text must be a string, got 5."),
+        (lambda llm: llm.complete(TokensPrompt(5)), "prompt token ids must be a list of integers, got 5."),
+        (lambda llm: llm.complete(TokensPrompt([1], 5)), "text must be a string, got 5."),
+        (
+            lambda llm: llm.complete([10**5000]),
+            "token ids must be below the vocabulary's size of 257, got a value of type int.",
+        ),
+    ],
+)
+async def test_an_argument_of_a_wrong_type_is_named(
+    fake: FakeEngine, call: Callable[[Any], Awaitable[object]], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        await call(fake.llm)
+    assert str(caught.value) == message
+    assert fake.client.added == []
+
+
+async def test_so_is_one_of_a_stream(fake: FakeEngine) -> None:
+    for prompt in ("a", no_pieces()):
+        with pytest.raises(InvalidRequestError, match="params must be a SamplingParams, got 5"):
+            await enter_stream(fake, prompt, params=5)
+        with pytest.raises(InvalidRequestError, match="request_id must be a string, got 5"):
+            await enter_stream(fake, prompt, request_id=5)
+    with pytest.raises(InvalidRequestError, match="sampling_params must be null or a SamplingParams, got 5"):
+        StreamingInput("x", 5)  # type: ignore[arg-type]
+    for names in (5, [5]):
+        with pytest.raises(InvalidRequestError, match="request_id must be a string or several"):
+            fake.llm.abort(names)  # type: ignore[arg-type]
+
+
+async def test_token_ids_may_come_from_any_iterable(fake: FakeEngine) -> None:
+    async with fake.llm.stream(TokensPrompt(iter([97, 98]))):  # type: ignore[arg-type]
+        assert fake.client.added[0].prompt_token_ids == bytes([97, 0, 0, 0, 98, 0, 0, 0])
+
+
+async def test_too_many_token_ids_are_not_looked_at(fake: FakeEngine) -> None:
+    class Unread(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("nobody needs to know what they are")
+
+    with pytest.raises(InvalidRequestError, match="the prompt has 128 tokens"):
+        await fake.llm.complete(Unread([97] * 128))

@@ -10,27 +10,20 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from byte_tokenizer import EOS
-from fake_engine import FakeEngine, open_fake_llm
 from trioserve import RequestOutputKind, SamplingParams, StreamingInput
 from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
-    from pathlib import Path
 
+    from fake_engine import FakeEngine
     from trioserve.link.messages import Add
     from trioserve.outputs import RequestOutput
 
 DELTA = RequestOutputKind.DELTA
 CUMULATIVE = RequestOutputKind.CUMULATIVE
 FINAL_ONLY = RequestOutputKind.FINAL_ONLY
-
-
-@pytest.fixture
-async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
-    async with open_fake_llm(tmp_path, monkeypatch) as engine:
-        yield engine
 
 
 class Pieces:

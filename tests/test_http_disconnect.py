@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 import trio.testing
 
-from helpers_http import Client, Probe, Server, get, serving
+from fake_engine import open_fake_llm
+from helpers_http import Client, Probe, Server, get, post, serving
+from trioserve.server.app import create_app
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LEAVING = {"close": Client.close, "half_close": Client.half_close, "reset": Client.reset}
 
@@ -111,3 +119,24 @@ async def test_an_application_may_go_on_after_its_response() -> None:
         release.set()
         with trio.fail_after(5):
             await done.wait()
+
+
+@pytest.mark.parametrize("leaving", LEAVING)
+async def test_leaving_ends_a_beam_search_and_those_that_were_to_follow(
+    leaving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"prompt": ["ab", "cd"], "n": 3, "use_beam_search": True, "max_tokens": 4}
+    request = post("/v1/completions", json.dumps(body).encode(), "content-type: application/json")
+    async with (
+        open_fake_llm(tmp_path, monkeypatch, strict=False) as fake,
+        serving(create_app(fake.llm)) as server,
+    ):
+        client = await server.connect()
+        await client.send(request)
+        while not fake.client.added:
+            await trio.testing.wait_all_tasks_blocked()
+        LEAVING[leaving](client)
+        while fake.llm.num_open_requests:
+            await trio.testing.wait_all_tasks_blocked()
+        assert fake.client.aborted == [add.request_id for add in fake.client.added]
+        assert len(fake.client.added) == 1

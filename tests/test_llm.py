@@ -106,6 +106,25 @@ def test_lengths_must_match(llm: LLM, scripted: ScriptedLLM, arguments: dict[str
     assert scripted.submitted == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sampling_params": 5}, "params must be a list"),
+        ({"sampling_params": [5]}, "sampling_params must be a SamplingParams, got 5"),
+        ({"priority": 5}, "priorities must be a list"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_named(
+    llm: LLM, scripted: ScriptedLLM, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((TypeError, InvalidRequestError), match=message):
+        llm.generate(["a"], **arguments)
+    with pytest.raises(InvalidRequestError, match="params must be a BeamSearchParams"):
+        llm.beam_search("a", SamplingParams())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="concurrency_limit must be"):
+        llm.beam_search("a", BEAMS, concurrency_limit="2")  # type: ignore[arg-type]
+
+
 def test_a_failure_while_adding_aborts_those_already_added(llm: LLM, scripted: ScriptedLLM) -> None:
     with pytest.raises(InvalidRequestError, match="nicer"):
         llm.generate(["forever", "forever", "refuse", "never reached"], use_tqdm=False)

@@ -225,16 +225,13 @@ class AsyncLLM:
         self, prompt: Input, params: SamplingParams | None, routing: Routing, request_id: str | None
     ) -> Source:
         self._check_open()
-        params = sampling_params_or_default(params)
         return await open_source(self._requests, prompt, params, routing, request_id)
 
     async def complete(
         self, prompt: PromptType, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> RequestOutput:
         """The whole result. Cancelling it ends the request in the engine. Raises as `stream` does."""
-        params = attrs.evolve(
-            sampling_params_or_default(params), output_kind=RequestOutputKind.FINAL_ONLY
-        )
+        params = attrs.evolve(sampling_params_or_default(params), output_kind=RequestOutputKind.FINAL_ONLY)
         async with self.stream(prompt, params, request_id=request_id) as outputs:
             return await anext(outputs)
 
@@ -292,7 +289,6 @@ class AsyncLLM:
         registered and sent after the last checkpoint."""
         self._check_open()
         routing = Routing(priority=priority, cache_salt=cache_salt)
-        params = sampling_params_or_default(params)
         return await self._requests.submit(prompt, params, routing, request_id=request_id)
 
     def release(self, channel: OutputChannel) -> None:

@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any, cast
 import attrs
 
 from trioserve.args import DEFAULT_MODEL, EngineArgs
+from trioserve.beam_search_params import BeamSearchParams
+from trioserve.frontend.arguments import check_type
 from trioserve.frontend.prompts import PromptType
 from trioserve.llm_engine import LLMEngine
 from trioserve.progress_bar import ProgressBar
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
+from trioserve.validators import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
     from typing import Self
 
-    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.outputs import BeamSearchOutput, RequestOutput
@@ -178,10 +180,11 @@ class LLM:
         Raises as `generate` does, and then all of its searches are over. ValueError also for a
         concurrency_limit below 1.
         """
+        check_type("params", params, BeamSearchParams)
         if concurrency_limit is None:
             max_num_seqs = self._engine.config.scheduler.max_num_seqs
             concurrency_limit = max(1, max_num_seqs // params.beam_width)
-        if concurrency_limit < 1:
+        if not isinstance(concurrency_limit, int) or concurrency_limit < 1:
             raise ValueError(f"concurrency_limit must be an integer >= 1, got {concurrency_limit!r}.")
         all_prompts = _to_prompts(prompts)
         with ProgressBar(len(all_prompts), use_tqdm) as progress:
@@ -330,10 +333,14 @@ def _pair_up(
     all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     all_priorities = [0] * len(prompts) if priorities is None else priorities
     for name, values in (("params", all_params), ("priorities", all_priorities)):
+        if not isinstance(values, Sequence):
+            raise TypeError(f"{name} must be a list, one for each prompt, got {shown(values)}.")
         if len(values) != len(prompts):
             raise ValueError(
                 f"The lengths of prompts ({len(prompts)}) and {name} ({len(values)}) must be the same."
             )
+    for own in all_params:
+        check_type("sampling_params", own, SamplingParams)
     return [
         _Request(prompt, attrs.evolve(own, output_kind=RequestOutputKind.FINAL_ONLY), priority)
         for prompt, own, priority in zip(prompts, all_params, all_priorities, strict=True)

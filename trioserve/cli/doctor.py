@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioserve.args import EngineArgs
-from trioserve.cli.examination import examine_cache, examine_machine, examine_model, examine_versions
+from trioserve.cli.examination import examine_all
 from trioserve.cli.flags import FlagParser
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _examine(args: EngineArgs) -> int:
-    sections = [examine_versions(), examine_machine(), examine_cache(), examine_model(args)]
+    sections = examine_all(args)
     print("\n\n".join(map(str, sections)))
     problems = [problem for section in sections for problem in section.problems]
     for problem in problems:

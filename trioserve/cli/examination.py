@@ -9,7 +9,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from trioserve.args import EngineArgs
 
-__all__ = ["Section", "examine_cache", "examine_machine", "examine_model", "examine_versions"]
+__all__ = ["Section", "examine_all", "examine_machine"]
 
 _PACKAGES = (
     "torch", "transformers", "tokenizers", "safetensors", "llguidance", "trio", "hypercorn", "quart-trio",
@@ -51,6 +51,24 @@ class Section:
         return "\n".join([self.title, *(f"  {name:{width}}  {value}" for name, value in self.rows)])
 
 
+def examine_all(args: EngineArgs) -> list[Section]:
+    """Every section; one that cannot be examined on this machine is a problem, and not the others' end."""
+    examinations: list[tuple[str, Callable[[], Section]]] = [
+        ("versions", examine_versions),
+        ("machine", examine_machine),
+        ("model cache", examine_cache),
+        ("model", lambda: examine_model(args)),
+    ]
+    return [_examined(title, examine) for title, examine in examinations]
+
+
+def _examined(title: str, examine: Callable[[], Section]) -> Section:
+    try:
+        return examine()
+    except (TrioserveError, OSError, RuntimeError) as error:  # RuntimeError: there is no home directory
+        return Section(title, [("examined", "no")], [f"{title}: {error}"])
+
+
 def examine_versions() -> Section:
     rows = [("trioserve", __version__), ("python", platform.python_version())]
     missing = []
@@ -65,9 +83,9 @@ def examine_versions() -> Section:
 def examine_machine(root: Path = Path("/")) -> Section:
     """Of the machine whose /proc and /sys are under `root`."""
     cpu = _read_table(root / "proc/cpuinfo")
+    memory, problems = _examine_memory(root)
     flags = cpu.get("flags", "").split()
     sets = [name for name in _INSTRUCTION_SETS if name in flags]
-    total = int(_read_table(root / "proc/meminfo")["MemTotal"].split()[0]) * 1024
     return Section(
         "machine",
         [
@@ -75,9 +93,19 @@ def examine_machine(root: Path = Path("/")) -> Section:
             ("processor", cpu.get("model name", "unknown")),
             ("cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"),
             ("instructions", " ".join(sets) or "none that we know to be useful"),
-            ("memory", f"{_gib(available_memory(root))} available of {_gib(total)}"),
+            ("memory", memory),
         ],
+        problems,
     )
+
+
+def _examine_memory(root: Path) -> tuple[str, list[str]]:
+    try:
+        available = available_memory(root)
+        total = int(_read_table(root / "proc/meminfo")["MemTotal"].split()[0]) * 1024
+    except (OSError, LookupError, ValueError) as error:
+        return "unknown", [f"cannot tell how much memory there is: {error}"]
+    return f"{_gib(available)} available of {_gib(total)}", []
 
 
 def examine_cache() -> Section:
@@ -128,9 +156,13 @@ def _source_of_unfetched(name: str) -> str | None:
 
 
 def _read_table(path: Path) -> dict[str, str]:
-    """Lines of `name: value`; of several with one name the first."""
+    """Lines of `name: value`; of several with one name the first. Empty if there is no such file."""
     table: dict[str, str] = {}
-    for line in path.read_text().splitlines():
+    try:
+        text = path.read_text()
+    except OSError:
+        return table
+    for line in text.splitlines():
         name, _, value = line.partition(":")
         table.setdefault(name.strip(), value.strip())
     return table

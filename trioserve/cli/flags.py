@@ -43,6 +43,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, usage=f"{prog} [flags]", description=description, allow_abbrev=False)
+        # Flags of nested true or false, which may have a value as the keys beside them do.
+        self._nested_switches: set[str] = set()
 
     # Declaring
 
@@ -58,6 +60,7 @@ class FlagParser(argparse.ArgumentParser):
             _add_flag(group, attribute.name, hints[attribute.name], help_text)
             if (nested := _nested_class(hints[attribute.name])) is not None:
                 _add_nested_flags(group, attribute.name, nested)
+                self._nested_switches |= set(_switches_of(attribute.name, nested))
 
     def add_retired(self) -> None:
         """Hidden flags that give a warning line, and nothing else."""
@@ -76,10 +79,25 @@ class FlagParser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """The flags that were given, as text; exits if one is unknown."""
-        namespace, unknown = self.parse_known_args(list(_with_dashes(arguments)))
+        namespace, unknown = self.parse_known_args(self._without_switch_values(_with_dashes(arguments)))
         for argument in sorted(unknown, key=lambda argument: not argument.startswith("-")):
             self.error(self._describe_unknown(argument))
         return namespace
+
+    def _without_switch_values(self, arguments: Iterable[str]) -> list[str]:
+        """`--log.access false` and `--log.access=false` as `--no-log.access`, and true as the bare flag."""
+        plain: list[str] = []
+        for argument in arguments:
+            flag, equals, value = argument.partition("=")
+            if not equals and plain and "--" not in plain:
+                flag, value = plain[-1], argument
+            if flag not in self._nested_switches or value not in {"true", "false"}:
+                plain.append(argument)
+                continue
+            if not equals:
+                plain.pop()
+            plain.append(flag if value == "true" else f"--no-{flag.removeprefix('--')}")
+        return plain
 
     def given(self, schema: type[Any], namespace: argparse.Namespace) -> dict[str, Any]:
         """The fields of `schema` that were given, in the form that its converters take."""
@@ -180,6 +198,10 @@ def _add_nested_flags(group: argparse._ArgumentGroup, field: str, schema: type[A
         choices = ", ".join(get_args(kind)) if get_origin(kind) is Literal else ""
         help_text = _with_default(choices, attribute.default)
         _add_flag(group, f"{field}.{attribute.name}", kind, help_text)
+
+
+def _switches_of(field: str, schema: type[Any]) -> Iterator[str]:
+    return (flag_of(f"{field}.{name}") for name, kind in get_type_hints(schema).items() if kind is bool)
 
 
 def _with_default(help_text: str, default: Any) -> str:

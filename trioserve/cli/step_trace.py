@@ -17,6 +17,7 @@ from trioserve.cli.step_report import Part, Step, describe_step
 from trioserve.config import SpeculativeConfig
 from trioserve.core.engine import EngineCore
 from trioserve.core.request import CoreRequest
+from trioserve.errors import InvalidConfigError
 from trioserve.frontend.tokenizer import Tokenizer
 from trioserve.link.engine_process import keep_openmp_from_spinning
 from trioserve.model_sources import resolve_model
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trioserve.args import EngineArgs
+    from trioserve.config import ResolvedModel
     from trioserve.core.request import Request
 
 __all__ = ["trace_step"]
@@ -55,6 +57,7 @@ def trace_step(args: EngineArgs) -> str:
     config = args.create_engine_config()
     model = resolve_model(config.model)
     tokenizer = Tokenizer.from_directory(model.tokenizer_directory)
+    _check_room(model, tokenizer)
     with closing(ModelRunner(model, config)) as runner:
         num_blocks = num_kv_blocks(runner.layout, runner.bytes_per_block, config, model)
         runner.allocate_kv_cache(num_blocks)
@@ -66,6 +69,16 @@ def trace_step(args: EngineArgs) -> str:
         )
         budget = config.scheduler.max_num_batched_tokens
         return "\n".join([setup, "", *describe_step(step, tokenizer, runner.layout, budget)])
+
+
+def _check_room(model: ResolvedModel, tokenizer: Tokenizer) -> None:
+    needed = 1 + max(len(tokenizer.encode(prompt)) for prompt in (_DECODES, _REPEATS, _ARRIVES))
+    if model.max_model_len < needed + _WARM_UP_STEPS:
+        raise InvalidConfigError(
+            f"max_model_len must be at least {needed + _WARM_UP_STEPS} to trace a step, "
+            f"got {model.max_model_len}.",
+            field="max_model_len",
+        )
 
 
 class _Session:

@@ -7,6 +7,7 @@ transformers count on (https://huggingface.co/docs/transformers/chat_templating)
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
@@ -20,7 +21,7 @@ import jinja2.sandbox
 from trioserve.errors import InvalidRequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
     from typing import Unpack
 
     from trioserve.frontend.tokenizer import Tokenizer
@@ -64,6 +65,8 @@ class ChatTemplate:
         """
         add_generation_prompt = options.get("add_generation_prompt", True)
         continue_final_message = options.get("continue_final_message", False)
+        if not (isinstance(messages, Sequence) and all(isinstance(message, Mapping) for message in messages)):
+            raise InvalidRequestError("messages must be a list of dicts.", parameter="messages")
         if not messages:
             raise InvalidRequestError("messages must not be empty.", parameter="messages")
         if add_generation_prompt and continue_final_message:

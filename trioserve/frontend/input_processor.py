@@ -12,6 +12,7 @@ from trioserve.errors import InvalidRequestError, PromptTooLongError
 from trioserve.frontend.constraints import ConstraintsMaker
 from trioserve.frontend.prompts import TextPrompt, parse_prompt
 from trioserve.text import is_unicode
+from trioserve.validators import shown
 
 if TYPE_CHECKING:
     from trioserve.config import EngineConfig, ResolvedModel
@@ -98,6 +99,8 @@ class InputProcessor:
 
     async def tokenize_part(self, prompt: PromptType, *, is_first: bool = True) -> TokenizedPrompt:
         """As `tokenize`, of a piece of a prompt: it may be empty, and only the first gets special tokens."""
+        if isinstance(prompt, list) and len(prompt) >= self._model.max_model_len:
+            self.check_length(len(prompt))  # before a look at each of what may be millions of token ids
         parsed = parse_prompt(prompt)
         if isinstance(parsed, TextPrompt):
             if not is_first:
@@ -140,7 +143,8 @@ class InputProcessor:
         highest = max(token_ids, default=0)
         if highest >= self._model.vocab_size:
             raise InvalidRequestError(
-                f"token ids must be below the vocabulary's size of {self._model.vocab_size}, got {highest}.",
+                f"token ids must be below the vocabulary's size of {self._model.vocab_size}, "
+                f"got {shown(highest)}.",
                 parameter="prompt",
             )
 
@@ -224,6 +228,6 @@ class InputProcessor:
             highest = max(getattr(params, field) or (), default=0)
             if highest >= self._model.vocab_size:
                 raise InvalidRequestError(
-                    f"{field} must name token ids below {self._model.vocab_size}, got {highest}.",
+                    f"{field} must name token ids below {self._model.vocab_size}, got {shown(highest)}.",
                     parameter=field,
                 )

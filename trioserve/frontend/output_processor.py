@@ -165,7 +165,8 @@ class OutputProcessor:
 
     def _note_times(self, sequence: _Sequence, update: RequestUpdate, now: float) -> None:
         channel = sequence.channel
-        channel.num_cached_tokens = max(channel.num_cached_tokens, update.num_cached_tokens)
+        if sequence.completion.index == 0:  # the others find what the first one has computed
+            channel.num_cached_tokens = update.num_cached_tokens
         if not update.token_ids:
             return
         if channel.streams and channel.first_token_time is None:

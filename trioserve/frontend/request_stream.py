@@ -39,7 +39,7 @@ class Source(Protocol):
 
 
 async def open_source(
-    requests: Requests, prompt: Input, params: SamplingParams, routing: Routing, request_id: str | None
+    requests: Requests, prompt: Input, params: SamplingParams | None, routing: Routing, request_id: str | None
 ) -> Source:
     """Start a request. Whoever gets the source must `release` and `aclose` it. See `AsyncLLM.stream`."""
     if isinstance(prompt, AsyncIterable):

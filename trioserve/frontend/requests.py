@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trioserve.errors import ClosedError, EngineDeadError
-from trioserve.frontend.arguments import check_request_id
+from trioserve.frontend.arguments import check_request_id, sampling_params_or_default
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
 from trioserve.frontend.input_processor import Routing
@@ -78,13 +78,14 @@ class Requests:
         self._seeds = random.Random(config.model.seed)
 
     async def submit(
-        self, prompt: PromptType, params: SamplingParams, routing: Routing, *, request_id: str | None
+        self, prompt: PromptType, params: SamplingParams | None, routing: Routing, *, request_id: str | None
     ) -> OutputChannel:
         """Start a request; see `AsyncLLM.submit`."""
         arrival_time = time.monotonic()
         self._get_client()
         routing.check()
         check_request_id(request_id)
+        params = sampling_params_or_default(params)
         tokenized = await self.inputs.tokenize(prompt)
         params = self.inputs.fit_params(params, len(tokenized.token_ids))
         constraints = await self.inputs.constraints(params)

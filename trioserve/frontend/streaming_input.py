@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trioserve.errors import InvalidRequestError
-from trioserve.frontend.arguments import check_request_id
+from trioserve.frontend.arguments import check_request_id, sampling_params_or_default
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
 from trioserve.frontend.input_processor import Routing
@@ -39,9 +39,7 @@ class StreamingInput:
 
     prompt: PromptType
     """As of any request. Of text, only the first piece gets the tokenizer's special tokens (BOS)."""
-    sampling_params: SamplingParams | None = attrs.field(
-        default=None, validator=one_of_class(SamplingParams)
-    )
+    sampling_params: SamplingParams | None = attrs.field(default=None, validator=one_of_class(SamplingParams))
     """For the answer to this piece; None: those of the stream. `output_kind` is the stream's in any case."""
 
 
@@ -72,7 +70,7 @@ class StreamedRequest:
         cls,
         requests: Requests,
         pieces: PromptStream,
-        params: SamplingParams,
+        params: SamplingParams | None,
         routing: Routing,
         *,
         request_id: str | None,
@@ -84,6 +82,7 @@ class StreamedRequest:
         """
         routing.check()
         check_request_id(request_id)
+        params = sampling_params_or_default(params)
         if params.output_kind is RequestOutputKind.FINAL_ONLY:
             raise _refusal("output_kind", "FINAL_ONLY")
         _check(params)

@@ -15,6 +15,8 @@ from trioserve.server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSAL
 from trioserve.validators import integer, optional
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trioserve.server.protocol.sampling import SamplingFields
 
 __all__ = ["CHAT_READER", "COMPLETION_READER", "MAX_PROMPTS"]
@@ -128,13 +130,18 @@ def _tool_conflicts(request: ChatCompletionRequest) -> list[Problem]:
     return []
 
 
+def _too_many_prompts(values: Mapping[str, Any]) -> list[Problem]:
+    prompt = values.get("prompt")
+    if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and isinstance(prompt[0], str | list):
+        sentence = f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(prompt)}."
+        return [Problem("prompt", sentence)]
+    return []
+
+
 def _completion_conflicts(request: CompletionRequest) -> list[Problem]:
     problems = _shared_conflicts(request)
     if not request.prompt and not isinstance(request.prompt, str):
         problems.append(Problem("prompt", "prompt must not be an empty list."))
-    if len(request.prompts) > MAX_PROMPTS:
-        sentence = f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(request.prompts)}."
-        problems.append(Problem("prompt", sentence))
     problems += _echo_conflicts(request)
     problems += _beam_logprobs_conflicts(request, "logprobs", request.logprobs)
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -173,5 +180,6 @@ COMPLETION_READER = RequestReader(
         "max_tokens": _integer_from(0, "max_tokens", "an integer >= 1, or 0 with echo"),
     },
     refusals=COMPLETION_REFUSALS,
+    oversized=_too_many_prompts,
     conflicts=_completion_conflicts,
 )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 import msgspec
 
 from trioserve.errors import InvalidRequestError
+from trioserve.server.protocol.lists import shorten, structure_lists_quickly
 from trioserve.server.protocol.refusals import HARMLESS, Refusal
 from trioserve.structured_outputs import StructuredOutputsParams
 from trioserve.structuring import FieldProblem, find_problems, make_converter
@@ -34,6 +35,7 @@ def _structure_output_form(value: dict[str, Any], _: object) -> StructuredOutput
 
 def _make_converter() -> cattrs.Converter:
     converter = make_converter(forbid_extra_keys=False)
+    structure_lists_quickly(converter)
     converter.register_structure_hook(StructuredOutputsParams, _structure_output_form)
     return converter
 
@@ -63,7 +65,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     except msgspec.DecodeError as error:
         raise InvalidRequestError(f"The body is not valid JSON: {error}.") from None
     if not isinstance(values, dict):
-        raise InvalidRequestError(f"The body must be a JSON object, got {_short(values)}.")
+        raise InvalidRequestError(f"The body must be a JSON object, got {shorten(values)}.")
     return values
 
 
@@ -76,6 +78,8 @@ class RequestReader(Generic[T]):
     """Field -> the attribute whose converter and validator say which values are allowed."""
     refusals: tuple[Refusal, ...]
     """Fields we know and do not serve."""
+    oversized: Callable[[Mapping[str, Any]], list[Problem]] = lambda _: []
+    """What is too large to look at any closer: then nothing else is said."""
     conflicts: Callable[[T], list[Problem]]
     """What is wrong between fields; asked only if each field by itself is right."""
 
@@ -87,6 +91,8 @@ class RequestReader(Generic[T]):
         """
         values = read_object(body)
         self._log_unknown(values)
+        if problems := self.oversized(values):
+            raise _refusal(problems)
         request, problems = self._structure(values)
         wrong = {problem.path.partition(".")[0].partition("[")[0] for problem in problems}
         given = values if request is None else _fields(request)
@@ -99,10 +105,7 @@ class RequestReader(Generic[T]):
         if request is not None and not problems:
             problems = self.conflicts(request)
         if request is None or problems:
-            raise InvalidRequestError(
-                " ".join(problem.sentence for problem in problems),
-                parameter=problems[0].path or None,
-            )
+            raise _refusal(problems)
         return request
 
     def _structure(self, values: dict[str, Any]) -> tuple[T | None, list[Problem]]:
@@ -133,6 +136,11 @@ class RequestReader(Generic[T]):
             _logger.debug("ignored unknown fields of %s: %s", self.kind.__name__, ", ".join(unknown))
 
 
+def _refusal(problems: Sequence[Problem]) -> InvalidRequestError:
+    sentences = " ".join(problem.sentence for problem in problems)
+    return InvalidRequestError(sentences, parameter=problems[0].path or None)
+
+
 def _fields(request: Any) -> dict[str, Any]:
     """The values as structured: 16.0 has become 16 where an integer was wanted."""
     return {field.name: getattr(request, field.name) for field in attrs.fields(type(request))}
@@ -154,8 +162,3 @@ def _explain(problem: FieldProblem) -> Problem:
     parts = (problem.path, error.parameter) if error.parameter != problem.path else (problem.path,)
     path = ".".join(part for part in parts if part)
     return Problem(path, str(error) if str(error).startswith(path) else f"{path}: {error}")
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
