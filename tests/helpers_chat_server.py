@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import signal
@@ -113,9 +114,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _interrupt_the_reader(self) -> None:
         assert self.server.screen is not None
         self.server.screen.partial_shown.wait(10)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        if self.connection.recv(1) == b"":
-            self.server.client_left.set()
+        self.connection.settimeout(1)
+        for _ in range(10):  # a signal just before the reader's system call does not end that
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            with contextlib.suppress(TimeoutError):
+                if self.connection.recv(1) == b"":
+                    self.server.client_left.set()
+                return
 
     def _reply(self, status: int, body: Any, kind: str = "application/json") -> None:
         payload = (body if isinstance(body, str) else json.dumps(body)).encode()

@@ -5,7 +5,8 @@ import os
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -16,9 +17,6 @@ from trioserve.errors import InvalidConfigError, ModelNotSupportedError, ModelSo
 from trioserve.model_sources import SilentProgress, TerminalProgress, resolve_model
 from trioserve.model_sources.cache import cache_root, publish_directory
 from trioserve.model_sources.helper_process import call_helper
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -337,6 +335,17 @@ async def test_cancelling_kills_the_conversion(tmp_path: Path, cache: Path) -> N
         await started.wait()
         nursery.cancel_scope.cancel()
     assert list((cache / "converted").iterdir()) == []
+
+
+def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    for model in ("smollm2-135m", "~nobody/model"):
+        with pytest.raises(ModelSourceError, match="determine home directory"):
+            resolve_model(model_config(model), SilentProgress())
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:

@@ -157,9 +157,8 @@ class AsyncLLM:
                     end_nursery(tasks)
 
     async def _load_tokenizer(self, loaded: trio.Event) -> None:
-        self.tokenizer = await trio.to_thread.run_sync(
-            Tokenizer.from_directory, self.model.tokenizer_directory
-        )
+        directory = self.model.tokenizer_directory
+        self.tokenizer = await trio.to_thread.run_sync(Tokenizer.from_directory, directory)
         inputs = InputProcessor(self.config, self.model, self.tokenizer)
         self._requests = Requests(self.config, inputs, self._outputs, self.tokenizer, self._check_open)
         self._chat_template = ChatTemplate.of(self.tokenizer)

@@ -42,7 +42,8 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Reso
         progress = progress or TerminalProgress()
         directory = _locate(config, progress)
         return describe(directory, _locate_tokenizer(config, directory, progress), config)
-    except OSError as error:  # a full disk, a cache that cannot be written, a file that cannot be read
+    # A full disk, a cache that cannot be written, a file that cannot be read; or no home directory.
+    except (OSError, RuntimeError) as error:
         raise ModelSourceError(f"Cannot make {config.model!r} ready: {error}.") from error
 
 
