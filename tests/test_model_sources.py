@@ -343,7 +343,7 @@ def test_no_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", nowhere)
-    for model in ("smollm2-135m", "~nobody/model"):
+    for model in ("smollm2-135m", "~no-such-user/model"):
         with pytest.raises(ModelSourceError, match="determine home directory"):
             resolve_model(model_config(model), SilentProgress())
 
