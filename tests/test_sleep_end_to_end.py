@@ -166,7 +166,7 @@ NEVER = float("inf")
     [
         ("fcfs", [(3, NEVER), (1, 300), (2, 200)], [0, 1, 2]),
         ("priority", [(3, NEVER), (1, NEVER), (2, 200), (1, 300)], [1, 3, 2, 0]),
-        ("deadline", [(0, NEVER), (1, 300), (2, 200), (3, 300)], [2, 1, 3, 0]),
+        ("deadline", [(0, NEVER), (1, 300), (2, 200), (3, 400)], [2, 1, 3, 0]),
     ],
 )
 async def test_the_policy_is_the_order_of_service(
