@@ -20,14 +20,23 @@ _MAX_LOGPROBS = 2**20
 
 def split_step(result: StepResult) -> Iterator[StepResult]:
     """`result`, in as many parts as it needs; each request is in one of them."""
-    weights = _num_logprobs(result)
+    if not _has_logprobs(result):  # nearly every step of nearly every server
+        yield result
+        return
     start = weight = 0
-    for place, own in enumerate(weights):
+    for place, own in enumerate(_num_logprobs(result)):
         if place > start and weight + own > _MAX_LOGPROBS:
             yield _part(result, slice(start, place))
             start, weight = place, 0
         weight += own
     yield result if start == 0 else _part(result, slice(start, None))
+
+
+def _has_logprobs(result: StepResult) -> bool:
+    """A request asks for them for all of its tokens or for none, so the first one tells."""
+    return any(result.prompt_logprobs) or any(
+        tokens[0].logprobs is not None for tokens in result.sampled if tokens
+    )
 
 
 def _num_logprobs(result: StepResult) -> Sequence[int]:
