@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import jsonschema
 import trio
 
-from trioserve.args import EngineArgs, ServerArgs
+from trioserve.args import EngineArgs
 from trioserve.beam_search_params import BeamSearchParams
 from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.errors import InvalidRequestError, PromptTooLongError
@@ -33,6 +33,9 @@ from trioserve.outputs import (
 )
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 from trioserve.server.app import create_app
+
+if TYPE_CHECKING:
+    from trioserve.server_args import ServerArgs
 
 # OpenAI's schemas
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers_api import Client, FakeLLM
-from trioserve.args import ServerArgs
+from trioserve.server_args import ServerArgs
 
 TEXT = {"prompt": "Hi"}
 KEYED = ServerArgs(api_key=("first-key", "zweiter-schlüssel"))

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from helpers_api import Client, FakeLLM
-from trioserve.args import ServerArgs
+from trioserve.server_args import ServerArgs
 
 CHAT = {"model": "small", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"model": "small", "prompt": "Hi"}

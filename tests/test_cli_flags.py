@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from trioserve.args import RETIRED, EngineArgs, ServerArgs
+from trioserve.args import RETIRED, EngineArgs
 from trioserve.cli.serve_command import parse
 from trioserve.config import (
     GenerationDefaults,
@@ -17,6 +17,7 @@ from trioserve.config import (
     SpeculativeConfig,
     StructuredOutputsConfig,
 )
+from trioserve.server_args import ServerArgs
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,6 @@ Nothing but worker, models and kernels imports torch, so a process that only ser
 from __future__ import annotations
 
 from trioserve.args import EngineArgs as EngineArgs
-from trioserve.args import ServerArgs as ServerArgs
 from trioserve.async_llm import AsyncLLM as AsyncLLM
 from trioserve.beam_search_params import BeamSearchParams as BeamSearchParams
 from trioserve.errors import ClosedError as ClosedError
@@ -50,5 +49,6 @@ from trioserve.outputs import RequestOutput as RequestOutput
 from trioserve.sampling_params import RepetitionDetection as RepetitionDetection
 from trioserve.sampling_params import RequestOutputKind as RequestOutputKind
 from trioserve.sampling_params import SamplingParams as SamplingParams
+from trioserve.server_args import ServerArgs as ServerArgs
 from trioserve.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
 from trioserve.version import __version__ as __version__

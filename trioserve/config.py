@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "AdmissionConfig",
     "CacheConfig",
     "DType",
     "EngineConfig",
@@ -26,6 +27,7 @@ __all__ = [
     "SchedulerConfig",
     "SpeculativeConfig",
     "StructuredOutputsConfig",
+    "SupervisionConfig",
 ]
 
 DType = Literal["bfloat16", "float32"]
@@ -169,6 +171,31 @@ class ReasoningConfig:
 
 
 @attrs.frozen(kw_only=True)
+class AdmissionConfig:
+    """How much may wait; None: no limit. What would exceed it is refused before any work is done for it."""
+
+    max_num_queued_reqs: int | None
+    """Sequences: a request with n completions counts n times."""
+    max_num_queued_tokens: int | None
+    """Prompt tokens of those that wait. A prompt that is longer than this by itself is taken if none wait."""
+
+
+@attrs.frozen(kw_only=True)
+class SupervisionConfig:
+    """What follows the engine core's death, and when it counts as dead."""
+
+    restart: Literal["never", "on-failure"]
+    restart_limit: int
+    """Restarts in a row, that is, without a longer time of good service between them."""
+    restart_backoff: float
+    """Seconds before the first restart; doubled for each further one in a row."""
+    requeue: bool
+    """Requests that had no token yet are given to the new core, instead of failing."""
+    step_timeout: float
+    """Seconds after which a step that has not ended, or a core that does not answer, counts as death."""
+
+
+@attrs.frozen(kw_only=True)
 class EngineConfig:
     """Everything `EngineArgs` decides, in its final form."""
 
@@ -186,6 +213,8 @@ class EngineConfig:
     """Compute threads of the engine core."""
     engine: Literal["process", "inproc"]
     """Where the engine core runs: in a child process, or in the caller's."""
+    admission: AdmissionConfig
+    supervision: SupervisionConfig
     startup_timeout: float
     """Seconds the engine core has, from its start until it is ready."""
     log: LogConfig

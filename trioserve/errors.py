@@ -10,6 +10,7 @@ TrioserveError
 ├─ EngineDeadError       the engine core is gone; none of its requests can succeed (HTTP 500)
 ├─ EngineGenerateError   this one request failed inside the engine                 (HTTP 500)
 ├─ OverloadedError       the engine takes no more at present; later it may       (HTTP 503)
+│  └─ EngineRestartingError  it died, and the next one is not ready yet          (HTTP 503)
 └─ ClosedError           the LLM was used after it was closed
 """
 
@@ -19,6 +20,7 @@ __all__ = [
     "ClosedError",
     "EngineDeadError",
     "EngineGenerateError",
+    "EngineRestartingError",
     "EngineStartError",
     "InvalidConfigError",
     "InvalidRequestError",
@@ -81,7 +83,16 @@ class EngineGenerateError(TrioserveError, RuntimeError):
 
 
 class OverloadedError(TrioserveError, RuntimeError):
-    """The engine core is too far behind to take another request; the same request may succeed later."""
+    """The engine takes no more at present; the same request may succeed later."""
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        """`retry_after`: seconds after which it may be worth trying again."""
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class EngineRestartingError(OverloadedError):
+    """The engine core has died, and its successor is not ready yet."""
 
 
 class ClosedError(TrioserveError, RuntimeError):

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trioserve.args import EngineArgs, ServerArgs
+from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
 from trioserve.cli.logs import configure_logging
 from trioserve.nurseries import end_nursery, ungrouped
 from trioserve.server.app import create_app
 from trioserve.server.http import HttpLimits, serve_http
 from trioserve.server.listeners import bound_listener, describe, start_listening
+from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
     import socket

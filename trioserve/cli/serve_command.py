@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trioserve.args import EngineArgs, ServerArgs
+from trioserve.args import EngineArgs
 from trioserve.cli.environment import api_key_from_environment
 from trioserve.cli.flags import FlagParser
+from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

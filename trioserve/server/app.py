@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trioserve.args import ServerArgs
 from trioserve.server.auth import ApiKeys, require_keys
 from trioserve.server.chat_completions import ChatCompletions
 from trioserve.server.completions import Completions
@@ -14,6 +13,7 @@ from trioserve.server.metrics_route import Metrics, tell_version
 from trioserve.server.models_route import Models
 from trioserve.server.request_scope import App
 from trioserve.server.service import Service, identify_requests
+from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
     from trioserve.async_llm import AsyncLLM

@@ -14,7 +14,7 @@ from trioserve.errors import InvalidConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trioserve.args import ServerArgs
+    from trioserve.server_args import ServerArgs
 
 __all__ = ["bound_listener", "describe", "start_listening"]
 

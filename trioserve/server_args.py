@@ -1,0 +1,171 @@
+"""What a user can set of the HTTP server; see `trioserve.args` for what these classes are used for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from trioserve.arg_fields import arg, fail, flag, number, quantity, seconds, text, texts
+from trioserve.errors import InvalidConfigError
+
+__all__ = ["OPEN_PATHS", "ServerArgs"]
+
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
+"""What load balancers ask without a key."""
+
+
+def _port(value: Any) -> int:
+    try:
+        port = int(value)
+    except (TypeError, ValueError):
+        raise fail("port", value, "an integer from 0 to 65535") from None
+    if isinstance(value, bool) or not 0 <= port <= 65535:
+        raise fail("port", value, "an integer from 0 to 65535")
+    return port
+
+
+def _positive_seconds(field: str) -> Any:
+    return number(field, allowed="a number of seconds > 0", accepts=lambda v: v > 0)
+
+
+def _limit(name: str, help_text: str) -> Any:
+    """A number that is unlimited where it is not given."""
+    return arg(help_text, quantity(name, least=1, auto=True), default=None)
+
+
+def _path(name: str, help_text: str) -> Any:
+    return arg(help_text, text(name, optional=True), default=None)
+
+
+@attrs.frozen(kw_only=True)
+class ServerArgs:
+    """What the HTTP server is to be. Wrong values raise `InvalidConfigError`, which names the field."""
+
+    # Where it listens
+
+    host: str = arg("address to listen on", text("host"), default="127.0.0.1")
+    port: int = arg("port to listen on; 0 takes a free one", _port, default=8000)
+    uds: str | None = _path("uds", "Unix socket to listen on, instead of host and port")
+    fd: int | None = arg(
+        "inherited listening socket, by its file descriptor, instead of host and port",
+        quantity("fd", least=0, auto=True),
+        default=None,
+    )
+    ssl_certfile: str | None = _path("ssl_certfile", "certificate chain (PEM): serve over TLS")
+    ssl_keyfile: str | None = _path("ssl_keyfile", "its private key (PEM), if not in the same file")
+    ssl_ca_certs: str | None = _path("ssl_ca_certs", "CA certificates (PEM): clients must have one of theirs")
+    enable_ssl_refresh: bool = arg(
+        "take over certificate files when they change", flag("enable_ssl_refresh"), default=True
+    )
+    http2: bool = arg("speak HTTP/2 too, over TLS", flag("http2"), default=False)
+
+    # Who may come
+
+    api_key: tuple[str, ...] = arg(
+        "key(s) that clients must send as a bearer token [$TRIOSERVE_API_KEY]",
+        texts("api_key"),
+        default=(),
+        repr=False,
+    )
+    api_key_file: str | None = _path(
+        "api_key_file", "file with further keys, one per line; # begins a comment"
+    )
+    open_paths: tuple[str, ...] = arg(
+        "paths that need no key; none: ''", texts("open_paths"), default=OPEN_PATHS
+    )
+    allowed_origins: tuple[str, ...] = arg(
+        "origins whose pages may call the API (CORS); *: all [none]",
+        texts("allowed_origins"),
+        default=(),
+    )
+    allowed_methods: tuple[str, ...] = arg(
+        "methods that such pages may use", texts("allowed_methods"), default=("GET", "POST", "OPTIONS")
+    )
+    allowed_headers: tuple[str, ...] = arg(
+        "headers that such pages may send",
+        texts("allowed_headers"),
+        default=("Authorization", "Content-Type", "X-Request-Id", "X-Request-Timeout"),
+    )
+    allow_credentials: bool = arg(
+        "let such pages send cookies; not with *", flag("allow_credentials"), default=False
+    )
+    trust_request_chat_template: bool = arg(
+        "let requests bring their own chat template", flag("trust_request_chat_template"), default=False
+    )
+
+    # How much is taken at a time
+
+    max_connections: int | None = _limit(
+        "max_connections", "open connections [what the limit of open files allows]"
+    )
+    max_connections_per_address: int | None = _limit(
+        "max_connections_per_address", "open connections of one client address [no limit]"
+    )
+    max_concurrent_requests: int | None = _limit(
+        "max_concurrent_requests", "requests for generation under way at a time [no limit]"
+    )
+    max_concurrent_requests_per_key: int | None = _limit(
+        "max_concurrent_requests_per_key",
+        "the same, of one API key (without keys: of one address) [no limit]",
+    )
+    max_requests_per_minute_per_key: int | None = _limit(
+        "max_requests_per_minute_per_key",
+        "requests for generation that one API key (or address) may begin in a minute [no limit]",
+    )
+    max_body_size: int = arg(
+        "bytes of a request body", quantity("max_body_size", least=1), default=16 * 2**20
+    )
+    max_header_size: int = arg(
+        "bytes of a request's headers", quantity("max_header_size", least=1024), default=64 * 1024
+    )
+    max_json_depth: int = arg(
+        "levels to which a request body may be nested", quantity("max_json_depth", least=1), default=128
+    )
+
+    # How long things may take
+
+    request_timeout: float | None = arg(
+        "seconds that a request may take, from its headers to its last token [no limit]",
+        lambda value: None if value is None else _positive_seconds("request_timeout")(value),
+        default=None,
+    )
+    health_timeout: float = arg(
+        "seconds in which the engine must answer a health check",
+        _positive_seconds("health_timeout"),
+        default=5.0,
+    )
+    sse_keep_alive_interval: float = arg(
+        "seconds without a token after which a stream gets a comment, and its headers first; 0: never",
+        seconds("sse_keep_alive_interval"),
+        default=15.0,
+    )
+    body_timeout: float = arg(
+        "seconds in which a request's body must have come", seconds("body_timeout"), default=60.0
+    )
+    shutdown_timeout: float = arg(
+        "seconds that requests have to finish after SIGTERM",
+        seconds("shutdown_timeout"),
+        default=30.0,
+    )
+    keep_alive_timeout: float = arg(
+        "seconds an idle connection stays open", seconds("keep_alive_timeout"), default=5.0
+    )
+    write_timeout: float = arg(
+        "seconds without progress after which a client that does not read is dropped",
+        seconds("write_timeout"),
+        default=30.0,
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.uds is not None and self.fd is not None:
+            raise InvalidConfigError(f"fd must not be given beside uds, got {self.fd}.", field="fd")
+        if self.ssl_certfile is None:
+            for field in ("ssl_keyfile", "ssl_ca_certs", "http2"):
+                if value := getattr(self, field):
+                    raise InvalidConfigError(f"{field} needs ssl_certfile, got {value!r}.", field=field)
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise InvalidConfigError(
+                "allow_credentials must be false if allowed_origins is *, got True.",
+                field="allow_credentials",
+            )
