@@ -1,0 +1,259 @@
+"""A server under everything at once, for as long as one likes.
+
+python benchmarks/soak.py [--seconds 60] [--seed 0] [--rate 8] [--kills 3] [serve flags]
+
+Starts `trioserve serve` with a restart policy and small limits. Clients arrive at random: they ask, leave at
+any moment, read slowly, set deadlines, send nonsense (`soak_clients.py`). Meanwhile the engine is killed,
+and stopped so that it looks alive, a number of times. At the end nothing may run or wait, all KV blocks must
+be free, and memory, file descriptors and threads must be where they were after the first tenth of the time.
+
+Prints one JSON line per tenth, then a Markdown summary; the exit code is 1 if anything is not as it should.
+Traffic stays on the loopback interface. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import trio
+from soak_clients import EXPECTED, KINDS, Target, UnexpectedError, run_client
+from soak_watch import Sample, children_of, read_metrics, sample
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READY = re.compile(r"serving (\S+) on http://127\.0\.0\.1:(\d+)")
+KEY = "soak-key"
+FLAGS = (
+    "--engine-restart", "on-failure", "--engine-restart-limit", "1000", "--engine-restart-backoff", "0.2",
+    "--step-timeout", "10", "--max-num-queued-reqs", "64", "--max-num-seqs", "24", "--write-timeout", "5",
+    "--request-timeout", "60", "--kv-cache-memory", "192MiB", "--api-key", KEY, "--log.access", "false",
+)  # fmt: skip
+"""Small limits, so that they are met."""
+
+MAX_CLIENTS = 200
+"""At a time; an arrival that would be one more is left out."""
+
+AFTERMATH = 20.0
+"""Seconds after an injected death in which requests may fail with it: the stopped core is found after its
+time limit, and the next one needs some seconds to load."""
+
+DEATHS = {"engine_dead", "engine_restarting", "overloaded"}
+
+RSS_GROWTH = 24.0
+"""MiB that the API process may grow after the first tenth: caches of tokenizers, grammars and templates fill,
+and an allocator keeps what it had at the peak."""
+
+
+@contextmanager
+def server(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Target, Any]]:
+    with tempfile.TemporaryFile("w+") as log:
+        command = [sys.executable, "-m", "trioserve", "serve", "--port", "0", *FLAGS, *flags]
+        with subprocess.Popen(command, stdout=log, stderr=log) as process:
+            try:
+                deadline = time.monotonic() + 120
+                while (ready := READY.search(_text(log))) is None:
+                    if process.poll() is not None or time.monotonic() > deadline:
+                        raise SystemExit(f"the server did not start:\n{_text(log)}")
+                    time.sleep(0.05)
+                yield process, Target(int(ready[2]), KEY, ready[1]), log
+            finally:
+                process.kill()
+
+
+def _text(log: Any) -> str:
+    return os.pread(log.fileno(), 100_000_000, 0).decode(errors="replace")
+
+
+@attrs.define(eq=False)
+class Soak:
+    """One run: what was done, and what came of it."""
+
+    process: subprocess.Popen[bytes]
+    target: Target
+    seconds: float
+    rate: float
+    num_kills: int
+    random: random.Random
+    words: defaultdict[str, Counter[str]] = attrs.field(factory=lambda: defaultdict(Counter))
+    problems: list[str] = attrs.field(factory=list)
+    samples: list[Sample] = attrs.field(factory=list)
+    num_left_out: int = 0
+    num_open: int = 0
+    deaths: list[str] = attrs.field(factory=list)
+    _death_until: float = -1.0
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as clients:
+            with trio.move_on_after(self.seconds):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._arrivals, clients)
+                    nursery.start_soon(self._kill)
+                    nursery.start_soon(self._measure)
+                    nursery.start_soon(self._probe)
+        await self._settle()
+
+    async def _arrivals(self, clients: trio.Nursery) -> None:
+        while True:
+            await trio.sleep(self.random.expovariate(self.rate))
+            if self.num_open >= MAX_CLIENTS:
+                self.num_left_out += 1
+                continue
+            (kind,) = self.random.choices(list(KINDS), weights=list(KINDS.values()))
+            clients.start_soon(self._client, kind, random.Random(self.random.getrandbits(64)))
+
+    async def _client(self, kind: Any, random_: random.Random) -> None:
+        self.num_open += 1
+        began = trio.current_time()
+        try:
+            word = await run_client(kind, self.target, random_)
+        except UnexpectedError as error:
+            word = "unexpected"
+            self.problems.append(f"{kind.__name__}: {error}")
+        finally:
+            self.num_open -= 1
+        self.words[kind.__name__][word] += 1
+        allowed = EXPECTED[kind] | (DEATHS if began <= self._death_until else set())
+        if word not in allowed:
+            seconds = trio.current_time() - began
+            self.problems.append(f"{kind.__name__}: {word} after {seconds:.1f} s")
+
+    async def _kill(self) -> None:
+        """At even distances; every third time the core is not killed but stopped."""
+        for number in range(self.num_kills):
+            await trio.sleep(self.seconds * 0.8 / self.num_kills)
+            engines = children_of(self.process.pid)
+            if not engines:
+                continue
+            how = signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL
+            self._death_until = trio.current_time() + AFTERMATH
+            os.kill(engines[0], how)
+            self.deaths.append(how.name)
+
+    async def _measure(self) -> None:
+        for tenth in range(1, 10):
+            await trio.sleep(self.seconds / 10)
+            self._report(f"{tenth}0%")
+
+    def _report(self, when: str) -> None:
+        self.samples.append(sample(self.process.pid))
+        total = sum(sum(words.values()) for words in self.words.values())
+        line = {
+            "at": when,
+            "clients": total,
+            "problems": len(self.problems),
+            **attrs.asdict(self.samples[-1]),
+        }
+        print(
+            json.dumps({name: round(v, 1) if isinstance(v, float) else v for name, v in line.items()}),
+            flush=True,
+        )
+
+    async def _probe(self) -> None:
+        """The server is alive all the time, whatever its engine does."""
+        while True:
+            await trio.sleep(1)
+            async with await self.target.connect() as connection:
+                await connection.send_raw(
+                    b"GET /health/live HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n"
+                )
+                with trio.move_on_after(30):
+                    head = await connection.read_raw()
+                    if head.startswith(b"HTTP/1.1 200"):
+                        continue
+                self.problems.append("/health/live did not answer with 200")
+
+    async def _settle(self) -> None:
+        """Until nothing runs, and idle worker threads and connections have gone."""
+        with trio.move_on_after(90):
+            while not await self._is_idle():  # noqa: ASYNC110 - the server is another process
+                await trio.sleep(0.2)
+        await trio.sleep(min(12.0, self.seconds / 4))
+
+    async def _is_idle(self) -> bool:
+        metrics = await trio.to_thread.run_sync(read_metrics, self.target.port, KEY)
+        return not any(metrics[name] for name in LEVELS)
+
+
+LEVELS = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+
+def judge(soak: Soak, log: str) -> list[str]:
+    """What is not as it should be."""
+    found = list(dict.fromkeys(soak.problems))
+    metrics = read_metrics(soak.target.port, KEY)
+    found += [f"{name} is {metrics[name]:g} at the end" for name in LEVELS if metrics[name]]
+    if metrics.get("engine_restarts_total", 0) < len(soak.deaths):
+        found.append(f"{len(soak.deaths)} deaths, {metrics.get('engine_restarts_total', 0):g} restarts")
+    first, last = soak.samples[0], soak.samples[-1]
+    if last.rss_mib > first.rss_mib + RSS_GROWTH:
+        found.append(f"the API process grew from {first.rss_mib:.0f} to {last.rss_mib:.0f} MiB")
+    if last.fds > soak.samples[-2].fds or last.threads > first.threads:
+        found.append(f"file descriptors {first.fds} -> {last.fds}, threads {first.threads} -> {last.threads}")
+    if "Traceback" in log:
+        found.append("a traceback in the log:\n" + log[log.index("Traceback") - 500 :][:3000])
+    return found
+
+
+def summary(soak: Soak, metrics: dict[str, float]) -> str:
+    """Markdown."""
+    words = sorted({word for counter in soak.words.values() for word in counter})
+    lines = ["| clients | " + " | ".join(words) + " |", "|---|" + "---|" * len(words)]
+    lines += [
+        f"| {kind} | " + " | ".join(str(counter[word] or "") for word in words) + " |"
+        for kind, counter in sorted(soak.words.items())
+    ]
+    lines += ["", "| | after the first tenth | at the end |", "|---|---|---|"]
+    first, last = attrs.asdict(soak.samples[0]), attrs.asdict(soak.samples[-1])
+    lines += [f"| {name} | {first[name]:.0f} | {last[name]:.0f} |" for name in first]
+    freed = metrics.get("abort_to_free_seconds_count", 0)
+    mean = metrics.get("abort_to_free_seconds_sum", 0) / freed * 1e3 if freed else 0.0
+    lines += [
+        "",
+        f"Engine deaths: {', '.join(soak.deaths) or 'none'}. {freed:.0f} aborts in this engine's life,",
+    ]
+    lines.append(f"freed after {mean:.0f} ms on average. {soak.num_left_out} arrivals left out.")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=8, help="clients that arrive in a second, on average")
+    parser.add_argument("--kills", type=int, default=3)
+    options, flags = parser.parse_known_args(arguments)
+    with server(flags) as (process, target, log):
+        soak = Soak(
+            process, target, options.seconds, options.rate, options.kills, random.Random(options.seed)
+        )
+        trio.run(soak.run)
+        soak._report("the end")
+        problems = judge(soak, _text(log))
+        print("\n" + summary(soak, read_metrics(target.port, KEY)))
+        process.terminate()
+        if (code := process.wait(60)) != 0:
+            problems.append(f"the server's exit code is {code}")
+    print(
+        "\n" + ("\n".join(f"PROBLEM: {problem}" for problem in problems) or "No error that was not injected.")
+    )
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
