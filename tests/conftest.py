@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import attrs
 import pytest
 
+from cancel_report import pytest_terminal_summary  # noqa: F401 - a hook
 from fake_engine import FakeEngine, open_fake_llm
 from served import ServedModel, served
 

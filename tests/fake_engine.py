@@ -23,7 +23,8 @@ from trioserve.version import __version__
 from trioserve.worker.batch import SampledToken
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     import pytest
@@ -62,6 +63,9 @@ class FakeEngineClient:
         self.calls: list[tuple[Any, ...]] = []
         self.answers: dict[str, Any] = {}
         """By method; an Event is waited for. True for all others."""
+        self.ending: str | None = None
+        """What `reap` says."""
+        self.ended_by_itself: str | None = None
         self._dead: TrioserveError | None = None
         self._send, self._receive = trio.open_memory_channel[StepOutputs | Refused | EngineDeadError](
             math.inf
@@ -94,6 +98,10 @@ class FakeEngineClient:
     def end(self, error: TrioserveError) -> None:
         self._dead = self._dead or error
 
+    async def reap(self) -> str | None:
+        await trio.lowlevel.checkpoint()
+        return self.ending
+
     def _check_alive(self) -> None:
         if self._dead is not None:
             raise self._dead
@@ -107,6 +115,10 @@ class FakeEngineClient:
         """A step whose columns do not fit together."""
         step = pack_step(StepResult(), STATS)
         self._send.send_nowait(attrs.evolve(step, request_ids=bytes(8)))
+
+    def emit_freed(self, *sequence_ids: int, stats: CoreStats = STATS) -> None:
+        """Aborted sequences are free; or only other stats."""
+        self._send.send_nowait(pack_step(StepResult(freed=sequence_ids), stats))
 
     def refuse(self, request: Add, message: str, parameter: str) -> None:
         self._send.send_nowait(Refused(request_id=request.request_id, message=message, parameter=parameter))
@@ -160,9 +172,15 @@ class FakeEngine:
 
 @asynccontextmanager
 async def open_fake_llm(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, *, strict: bool = True, **engine_args: Any
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    strict: bool = True,
+    open_core: Callable[..., AbstractAsyncContextManager[FakeEngineClient]] | None = None,
+    **engine_args: Any,
 ) -> AsyncIterator[FakeEngine]:
-    """A real AsyncLLM over a fake engine core and a tokenizer of bytes. Strict: every scope has ended."""
+    """A real AsyncLLM over a fake engine core and a tokenizer of bytes. Strict: every scope has ended.
+    `open_core`: where its cores come from, if not from here."""
     save_byte_tokenizer(directory)
     client = FakeEngineClient()
     model = ResolvedModel(
@@ -182,7 +200,7 @@ async def open_fake_llm(
         await trio.lowlevel.checkpoint()
         yield client
 
-    monkeypatch.setattr(trioserve.async_llm, "open_client", open_client)
+    monkeypatch.setattr(trioserve.async_llm, "open_client", open_core or open_client)
     monkeypatch.setattr(trioserve.async_llm, "resolve_model", lambda _: model)
     args = EngineArgs.from_dict({"model": "fake", "log": {"stats_interval": 0}, **engine_args})
     async with AsyncLLM.from_engine_args(args) as llm:

@@ -19,7 +19,7 @@ import trio
 from trioserve.args import EngineArgs
 from trioserve.beam_search_params import BeamSearchParams
 from trioserve.config import GenerationDefaults, ResolvedModel
-from trioserve.errors import InvalidRequestError, PromptTooLongError
+from trioserve.errors import InvalidRequestError, OverloadedError, PromptTooLongError
 from trioserve.frontend.prompts import TextPrompt, TokensPrompt
 from trioserve.observability.metrics import EngineMetrics
 from trioserve.outputs import (
@@ -179,45 +179,33 @@ Script = Callable[[Call, int], Answer]
 """(request, completion index) -> its answer."""
 
 
-class _FakeStream:
+class _FakeChannel:
+    """What `OutputChannel` is to the server."""
+
     def __init__(self, llm: FakeLLM, call: Call) -> None:
+        self.call = call
+        self.watcher: Callable[[], None] | None = None
         self._llm = llm
-        self._call = call
-        self._outputs: list[RequestOutput | Exception] = []
+        self._outputs = list(llm.play(call))
 
-    async def __aenter__(self) -> _FakeStream:
+    @property
+    def has_news(self) -> bool:
+        return bool(self._outputs) and self._llm.outputs_left != 0
+
+    async def take(self) -> RequestOutput:
         await trio.lowlevel.checkpoint()
-        token_ids = self._call.token_ids
-        if not token_ids:
-            raise InvalidRequestError("The prompt is empty.", parameter="prompt")
-        if len(token_ids) >= self._llm.model.max_model_len:
-            raise PromptTooLongError("The prompt is too long.")
-        for name in ("logprobs", "prompt_logprobs"):
-            wanted = getattr(self._call.params, name)
-            if wanted is not None and not wanted <= self._llm.config.max_logprobs:
-                raise InvalidRequestError(f"{name} must be at most 20, got {wanted}.", parameter=name)
-        self._llm.calls.append(self._call)
-        self._llm.running.add(self._call.request_id)
-        self._outputs = list(self._llm.play(self._call))
-        return self
+        if not self.has_news:
+            await trio.sleep_forever()
+        return self.take_nowait()
 
-    async def __aexit__(self, *_: object) -> None:
-        self._llm.running.remove(self._call.request_id)
-
-    def __aiter__(self) -> _FakeStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        await trio.lowlevel.checkpoint()
-        if not self._outputs:
-            raise StopAsyncIteration
+    def take_nowait(self) -> RequestOutput:
         if self._llm.outputs_left is not None:
-            if not self._llm.outputs_left:
-                await trio.sleep_forever()
             self._llm.outputs_left -= 1
         output = self._outputs.pop(0)
         if isinstance(output, Exception):
             raise output
+        if self.has_news and self.watcher is not None:
+            self.watcher()
         return output
 
 
@@ -261,14 +249,31 @@ class FakeLLM:
         self.running: set[str] = set()
         """Ids of the requests whose scope is open."""
         self.health: Callable[[], Any] | None = None
+        self.no_room: OverloadedError | None = None
+        """The engine's queue is full."""
         self.outputs_left: int | None = None
         """None: no limit. After so many outputs the engine falls silent."""
 
-    def stream(
+    async def submit(
         self, prompt: Any, params: SamplingParams, *, request_id: str, cache_salt: str | None = None,
         priority: int = 0,
-    ) -> _FakeStream:  # fmt: skip
-        return _FakeStream(self, Call(prompt, params, request_id, cache_salt, priority))
+    ) -> _FakeChannel:  # fmt: skip
+        await trio.lowlevel.checkpoint()
+        call = Call(prompt, params, request_id, cache_salt, priority)
+        if not call.token_ids:
+            raise InvalidRequestError("The prompt is empty.", parameter="prompt")
+        if len(call.token_ids) >= self.model.max_model_len:
+            raise PromptTooLongError("The prompt is too long.")
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(params, name)
+            if wanted is not None and not wanted <= self.config.max_logprobs:
+                raise InvalidRequestError(f"{name} must be at most 20, got {wanted}.", parameter=name)
+        self.calls.append(call)
+        self.running.add(request_id)
+        return _FakeChannel(self, call)
+
+    def release(self, channel: _FakeChannel) -> None:
+        self.running.remove(channel.call.request_id)
 
     async def beam_search(self, prompt: Any, params: BeamSearchParams, **options: Any) -> BeamSearchOutput:
         """The script's answers to the indices below the beam's width, the best first."""
@@ -287,6 +292,10 @@ class FakeLLM:
         self.rendered.append({"messages": messages, **options})
         text = " ".join(f"{message['role']}: {message['content']}" for message in messages)
         return TextPrompt(text, add_special_tokens=False)
+
+    def check_room(self, num_sequences: int = 1) -> None:
+        if self.no_room is not None:
+            raise self.no_room
 
     async def check_health(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -441,7 +450,8 @@ class Client:
         exchange = Exchange(self.app, method, path, body, headers)
         await exchange.run()
         reply = exchange.reply
-        _check_reply(path, reply)
+        if method != "OPTIONS":
+            _check_reply(path, reply)
         return reply
 
 
@@ -450,11 +460,25 @@ def _dashed(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Exchange:
-    """One request and its response; `leave` is the client's going away."""
+    """One request and its response; `leave` is the client's going away.
 
-    def __init__(self, app: Any, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> None:
+    A body that is None never comes. `peer` is the client's address.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+        *,
+        peer: tuple[str, int] | None = ("127.0.0.1", 1),
+    ) -> None:
         self._app = app
-        self._messages: list[dict[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
+        self._messages: list[dict[str, Any]] = []
+        if body is not None:
+            self._messages.append({"type": "http.request", "body": body, "more_body": False})
         self._gone = trio.Event()
         self._sent: list[dict[str, Any]] = []
         self._scope = {
@@ -469,10 +493,10 @@ class Exchange:
             "root_path": "",
             "headers": [
                 (b"host", b"testserver"),
-                (b"content-length", b"%d" % len(body)),
+                (b"content-length", b"%d" % len(body or b"later")),
                 *((name.encode(), value.encode("latin-1")) for name, value in headers.items()),
             ],
-            "client": ("127.0.0.1", 1),
+            "client": peer,
             "server": ("127.0.0.1", 8000),
             "extensions": {},
         }

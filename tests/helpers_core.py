@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from hash_model import EOS, VOCAB_SIZE, GrammarForm, HashGrammar, generate_alone, next_token
@@ -210,6 +211,8 @@ class Driver:
         """Finish reason, and what stopped it: a stop token, "grammar", or neither."""
         self.forms: dict[int, GrammarForm] = {}
         self.num_cached: dict[int, int] = {}
+        self.aborted: Counter[int] = Counter()
+        """How often each id was aborted and not reported as free."""
         self.plan: StepPlan | None = None
 
     def add(
@@ -247,6 +250,7 @@ class Driver:
 
     def abort(self, *request_ids: int) -> None:
         self.core.abort(request_ids)
+        self.aborted.update(request_ids)
         self.live -= set(request_ids)
 
     def rank(self, request_id: int) -> tuple[float, int]:
@@ -278,6 +282,7 @@ class Driver:
 
     def report(self) -> None:
         result = self.core.take_result()
+        self._take_freed(result.freed)
         columns = zip(
             result.request_ids,
             result.token_ids,
@@ -301,6 +306,28 @@ class Driver:
                 self.finished[request_id] = reason, by_grammar or stop_token_id
                 self.live.remove(request_id)
             self.verify(request_id)
+
+    @property
+    def computed_now(self) -> set[int]:
+        """The requests that the step in flight is made of."""
+        return set() if self.plan is None else {s.request_id for s in self.plan.batch.sequences}
+
+    def take_freed(self) -> None:
+        """Take only the reports of freed requests, which may be done at any time."""
+        self._take_freed(self.core.take_freed().freed)
+
+    @property
+    def unfreed(self) -> set[int]:
+        """Aborted, and not reported as free yet, although everything was taken."""
+        self.take_freed()
+        return {request_id for request_id, count in self.aborted.items() if count}
+
+    def _take_freed(self, request_ids: Sequence[int]) -> None:
+        """Each is reported as often as it was aborted, and when it holds nothing."""
+        for request_id in request_ids:
+            assert self.aborted[request_id] > 0, "freed, and not aborted"
+            assert request_id not in self.computed_now, "the step in flight still writes to its blocks"
+            self.aborted[request_id] -= 1
 
     def _verify_logprobs(self, request_id: int, sampled: Sequence[SampledToken]) -> None:
         """Called before the tokens are noted."""
@@ -347,7 +374,9 @@ class Driver:
                 break
             self.step(ahead=ahead)
         assert not self.core.has_work
+        self.report()
         assert not self.live
+        assert not any(self.aborted.values()), "aborted, and never reported as free"
         assert self.num_held_blocks == 0
 
     @property

@@ -18,9 +18,12 @@ from trioserve.server.request_scope import App, request_stack
 from trioserve.server.sse import sse_response
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
     from hypercorn.typing import ASGIFramework
+
+    from trioserve.server.tls import Certificates
 
 DEADLINE = 10.0
 
@@ -47,21 +50,27 @@ class Reply:
 
 @attrs.define
 class Client:
-    stream: trio.SocketStream
+    stream: trio.SocketStream | trio.SSLStream[trio.SocketStream]
     _buffer: bytearray = attrs.field(factory=bytearray)
+
+    @property
+    def socket(self) -> trio.socket.SocketType:
+        return (
+            self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        ).socket
 
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
     def half_close(self) -> None:
-        self.stream.socket.shutdown(socket.SHUT_WR)
+        self.socket.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        self.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.stream.socket.close()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
 
     def close(self) -> None:
-        self.stream.socket.close()
+        self.socket.close()
 
     async def _more(self) -> None:
         data = await self.stream.receive_some(65536)
@@ -123,13 +132,19 @@ class Server:
     returned: trio.Event = attrs.field(factory=trio.Event)
     _clients: list[Client] = attrs.field(factory=list)
 
-    async def connect(self, receive_buffer: int | None = None) -> Client:
+    async def connect(
+        self, receive_buffer: int | None = None, *, tls: ssl.SSLContext | None = None, name: str = "localhost"
+    ) -> Client:
+        """With `tls`, the handshake is done, and `name` is whom the server must be."""
         sock = trio.socket.socket(self.listener.family)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         client = Client(trio.SocketStream(sock))
         self._clients.append(client)
         await sock.connect(self.address)
+        if tls is not None:
+            client.stream = trio.SSLStream(client.stream, tls, server_hostname=name)
+            await client.stream.do_handshake()
         return client
 
     def close_clients(self) -> None:
@@ -151,6 +166,7 @@ async def serving(
     *,
     listener: socket.socket | None = None,
     access_log: bool = False,
+    certificates: Certificates | None = None,
     **limits: Any,
 ) -> AsyncIterator[Server]:
     """Serves `app` while the body runs; then whatever still runs is cancelled."""
@@ -158,7 +174,13 @@ async def serving(
     server = Server(listener, listener.getsockname())
 
     serve = partial(
-        serve_http, app, [listener], HttpLimits(**limits), shutdown=server.shutdown, access_log=access_log
+        serve_http,
+        app,
+        [listener],
+        HttpLimits(**limits),
+        shutdown=server.shutdown,
+        access_log=access_log,
+        certificates=certificates,
     )
 
     async def run(task_status: trio.TaskStatus[None]) -> None:

@@ -112,6 +112,9 @@ class ScriptedLLM:
         await self._stack.aclose()
         self.was_closed = True
 
+    async def wait_ready(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     async def submit(
         self, prompt: Any, params: SamplingParams, *, request_id: str, priority: int = 0
     ) -> ScriptedChannel:

@@ -1,15 +1,13 @@
-"""Models, health, metrics, version, and the identity of requests."""
+"""Models, metrics, version, and the identity of requests."""
 
 from __future__ import annotations
 
 import attrs
 import pytest
-import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from fake_engine import STATS
 from helpers_api import Client, FakeLLM
-from trioserve.errors import ClosedError, EngineDeadError
 from trioserve.version import __version__
 
 
@@ -25,29 +23,6 @@ async def test_a_model_that_is_not_served() -> None:
     reply = await Client(FakeLLM()).get("/v1/models/org/large")
     assert (reply.status, reply.error["param"]) == (404, "model")
     assert "org/large" in reply.error["message"]
-
-
-@pytest.mark.parametrize("path", ["/health", "/ping"])
-async def test_healthy(path: str) -> None:
-    reply = await Client(FakeLLM()).get(path)
-    assert (reply.status, reply.body) == (200, b"")
-
-
-@pytest.mark.parametrize("error", [EngineDeadError("gone"), ClosedError("closed")])
-async def test_unhealthy(error: Exception) -> None:
-    async def check() -> None:
-        raise error
-
-    llm = FakeLLM()
-    llm.health = check
-    reply = await Client(llm).get("/health")
-    assert (reply.status, reply.body) == (503, b"")
-
-
-async def test_an_engine_that_does_not_answer_is_unhealthy(autojump_clock: trio.testing.MockClock) -> None:
-    llm = FakeLLM()
-    llm.health = trio.sleep_forever
-    assert (await Client(llm).get("/health")).status == 503
 
 
 async def test_metrics() -> None:

@@ -219,7 +219,8 @@ def test_every_retired_name_is_a_flag(name: str, capsys: pytest.CaptureFixture[s
 
 def test_the_api_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIOSERVE_API_KEY", "from-env")
-    assert parse([])[1].api_key == ("from-env",)
-    assert parse(["--api-key", "from-flag"])[1].api_key == ("from-flag",)
+    assert parse([])[1] == ServerArgs(api_key="from-env")
+    monkeypatch.setenv("TRIOSERVE_API_KEY", "from-env")
+    assert parse(["--api-key", "from-flag"])[1] == ServerArgs(api_key="from-flag")
     monkeypatch.setenv("TRIOSERVE_API_KEY", "")
     assert parse([])[1].api_key == ()

@@ -165,6 +165,7 @@ class EngineMachine(RuleBasedStateMachine):
     def nothing_leaks(self):
         if hasattr(self, "driver"):
             self.driver.scheduler.check()
+            assert self.driver.unfreed <= self.driver.computed_now, "only a step in flight holds aborted ones"
 
     def teardown(self):
         if hasattr(self, "driver"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
 from collections.abc import Callable
 
@@ -36,6 +38,7 @@ async def test_the_engine_is_gone_when_the_scope_is(own_children: OwnChildren) -
         await llm.check_health()
     assert not is_running(engine)
     assert not llm.is_running
+    assert not llm.errored
 
 
 async def test_closing_does_not_wait_for_running_requests(own_children: OwnChildren) -> None:
@@ -53,6 +56,31 @@ async def test_a_start_can_be_cancelled(engine: str, seconds: float, own_childre
             await trio.sleep_forever()
     assert scope.cancelled_caught
     assert not own_children()
+
+
+async def test_a_process_that_cannot_be_started_is_a_start_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_process(*_: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("trioserve.link.process._start_child", no_process)
+    with pytest.raises(EngineStartError, match="temporarily unavailable"):
+        async with AsyncLLM.from_engine_args(engine_args()):
+            raise AssertionError("it cannot start")
+
+
+async def test_a_core_is_reaped_where_no_file_descriptor_is_left(own_children: OwnChildren) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with AsyncLLM.from_engine_args(engine_args()) as llm:
+        (engine,) = own_children()
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1, limits[1]))
+            os.kill(engine, signal.SIGKILL)
+            assert "SIGKILL" in str(await llm.wait_dead())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not is_running(engine)
 
 
 async def test_a_failed_start_is_one_error_with_the_cause() -> None:
@@ -78,8 +106,8 @@ async def test_a_killed_engine_is_noticed_by_every_request_and_by_nobody_else(
             async with llm.stream("x", LONG) as outputs:
                 async for _ in outputs:
                     started.set()
-        except EngineDeadError:
-            failed += 1
+        except EngineDeadError as error:
+            failed += "signal SIGKILL" in str(error)
 
     async with AsyncLLM.from_engine_args(engine_args()) as llm:
         async with trio.open_nursery() as nursery:

@@ -141,6 +141,14 @@ async def test_broken_requests_get_an_error_object(probe: Probe, name: str, stat
     assert reply.error["param"] is None
 
 
+@pytest.mark.parametrize("method", [b"get", b"HEaD"])
+async def test_methods_are_spelled_in_capitals(probe: Probe, method: bytes) -> None:
+    async with serving(probe.app) as server:
+        reply = await server.ask(get("/hello").replace(b"GET", method))
+    assert reply.status == 501
+    assert reply.error["message"] == "Methods are spelled in capital letters."
+
+
 async def test_http2_is_ignored_as_an_upgrade(probe: Probe) -> None:
     async with serving(probe.app) as server:
         reply = await server.ask(CRASH_INPUTS["upgrade to h2c, bad settings"])
@@ -148,9 +156,15 @@ async def test_http2_is_ignored_as_an_upgrade(probe: Probe) -> None:
 
 
 async def test_an_absolute_target_is_served(probe: Probe) -> None:
+    probe.app.get("/")(probe.hello)
     async with serving(probe.app) as server:
-        reply = await server.ask(b"GET http://example.org/hello?n=7 HTTP/1.1\r\nhost: example.org\r\n\r\n")
-    assert reply.body == b"hello 7"
+        for target in (
+            b"http://example.org/hello?n=7",
+            b"HTTP://example.org:80?n=7",
+            b"https://example.org/?n=7",
+        ):
+            reply = await server.ask(b"GET " + target + b" HTTP/1.1\r\nhost: example.org\r\n\r\n")
+            assert reply.body == b"hello 7"
 
 
 @pytest.mark.parametrize("request_first", [False, True])

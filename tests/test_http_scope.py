@@ -13,6 +13,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve as serve_stock
 
 from helpers_http import DEADLINE, Client, Gate, Probe, get, serving, start_stream
+from trioserve.server.errors import install_error_handler
 from trioserve.server.request_scope import App, request_stack
 from trioserve.server.sse import sse_response
 
@@ -170,6 +171,35 @@ async def test_a_response_timeout_of_the_application_cuts_the_response(probe: Pr
         frame = probe.gate.let(1)
         answer = await client.read_to_end()
         assert answer.endswith(frame + b"\r\n")  # without the end of the chunks
+
+
+async def test_a_deadline_ends_a_blocked_write(probe: Probe) -> None:
+    """The client reads nothing; the time limit of writes is far longer."""
+    async with serving(probe.app) as server:
+        client = await server.connect(receive_buffer=4096)
+        await client.send(get("/stream/flood", "x-request-timeout: 0.2"))
+        await probe.wait_left()
+        answer = await client.read_to_end()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert not answer.endswith(b"0\r\n\r\n")
+
+
+async def test_a_deadline_in_a_stream_is_told(probe: Probe) -> None:
+    async with serving(probe.app) as server:
+        client = await server.connect()
+        await client.send(get("/stream/gate", "x-request-timeout: 0.2"))
+        frame = probe.gate.let(1)
+        body = (await client.read_reply()).body
+        assert body.startswith(frame + b'data: {"error":{"code":"deadline_exceeded"')
+        assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_deadline_in_a_handler_is_a_status(probe: Probe) -> None:
+    install_error_handler(probe.app)
+    async with serving(probe.app) as server:
+        reply = await server.ask(get("/wait", "x-request-timeout: 0.2"))
+        assert reply.status == 504
+        await probe.wait_left()
 
 
 def test_responses_have_no_time_limit_unless_they_set_one() -> None:

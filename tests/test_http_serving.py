@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from helpers_http import Client, Probe, get, post, serving, start_stream
-from trioserve.server import connection, h11_protocol
+from trioserve.server import byte_streams, h11_protocol
 from trioserve.server.connection import Connection
 from trioserve.server.h11_protocol import is_chunked
 from trioserve.server.http import HttpLimits, _make_context, serve_http
@@ -229,7 +229,7 @@ class SlowSocket:
 
 async def write_slowly(delay: float, monkeypatch: pytest.MonkeyPatch) -> SlowSocket:
     sock = SlowSocket(delay)
-    monkeypatch.setattr(connection, "write_now", lambda _sock, _data: 0)
+    monkeypatch.setattr(byte_streams, "write_now", lambda _sock, _data: 0)
     stream = type("Stream", (), {"socket": sock})()
     context = _make_context(Probe().app, HttpLimits(write_timeout=30.0), access_log=False)
     await Connection(context, stream).write(bytes(range(250)) * 4)
@@ -283,7 +283,7 @@ async def read_blocks(probe: Probe) -> bytes:
 
 async def test_the_fast_ways_give_the_bytes_of_the_slow_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = await read_blocks(Probe())
-    monkeypatch.setattr(connection, "write_now", lambda _sock, _data: 0)
+    monkeypatch.setattr(byte_streams, "write_now", lambda _sock, _data: 0)
     monkeypatch.setattr(h11_protocol, "is_chunked", lambda _head: False)
     slow = await read_blocks(Probe())
     assert len(fast) > 9_000_000
@@ -304,12 +304,12 @@ def test_the_fast_way_of_chunks_is_taken(probe: Probe) -> None:
 async def test_the_fast_way_of_writes_is_taken() -> None:
     ours, theirs = trio.socket.socketpair()
     with ours, theirs:
-        assert connection.write_now(ours, b"hello") == 5
+        assert byte_streams.write_now(ours, b"hello") == 5
         assert await theirs.recv(10) == b"hello"
-        while connection.write_now(ours, bytes(65536)):
+        while byte_streams.write_now(ours, bytes(65536)):
             pass
     with pytest.raises(OSError, match="Bad file descriptor"):
-        connection.write_now(ours, b"closed")
+        byte_streams.write_now(ours, b"closed")
 
 
 # Logs

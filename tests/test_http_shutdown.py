@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import trio
 import trio.testing
 from hypercorn.utils import LifespanFailureError, LifespanTimeoutError
 
 from helpers_http import DEADLINE, Client, Probe, Server, get, serving, start_stream
+from helpers_tls import Authority
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -118,6 +124,41 @@ async def test_a_response_that_begins_in_the_drain_announces_the_close(probe: Pr
 async def test_what_outlasts_the_drain_is_cancelled(probe: Probe, path: str) -> None:
     async with serving(probe.app, shutdown_timeout=0.1) as server:
         await start_stream(server, path, receive_buffer=4096)
+        await probe.entered.wait()
+        server.shutdown.set()
+        await wait_returned(server)
+        assert probe.left.is_set()
+
+
+async def test_the_drain_through_tls(probe: Probe, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with serving(probe.app, certificates=authority.certificates()) as server:
+        idle = await server.connect(tls=authority.client())
+        client = await server.connect(tls=authority.client())
+        await client.send(get("/stream/gate"))
+        expected = probe.gate.let(1)
+        await client.read_head()
+        assert await client.read_chunk() == expected
+        server.shutdown.set()
+        assert await idle.read_to_end() == b""
+        await client.send(get("/hello"))
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        expected = probe.gate.let(1)
+        assert await client.read_chunk() == expected
+        probe.gate.end()
+        assert await client.read_chunk() == b""
+        await assert_refused(client)
+        await wait_returned(server)
+
+
+@pytest.mark.parametrize("path", ["/wait", "/stream/flood"])
+async def test_what_outlasts_the_drain_is_cancelled_through_tls(
+    probe: Probe, path: str, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    async with serving(probe.app, certificates=authority.certificates(), shutdown_timeout=0.1) as server:
+        client = await server.connect(4096, tls=authority.client())
+        await client.send(get(path))
         await probe.entered.wait()
         server.shutdown.set()
         await wait_returned(server)

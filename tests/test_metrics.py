@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
 _NO_EVENTS = CacheEvents()
-_LABELS = ("le", "finished_reason", "position", "sleep_state")
+_LABELS = ("le", "finished_reason", "position", "sleep_state", "reason")
 
 
 @attrs.frozen(kw_only=True)
@@ -31,6 +31,7 @@ class Stats:
 
     num_running: int = 0
     num_waiting: int = 0
+    num_queued_tokens: int = 0
     kv_cache_usage: float = 0.0
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
@@ -72,6 +73,7 @@ def test_levels_are_the_last_ones_and_counters_add_up() -> None:
             Stats(
                 num_running=running,
                 num_waiting=waiting,
+                num_queued_tokens=10 * waiting,
                 kv_cache_usage=running / 10,
                 num_preemptions=1,
                 prefix_cache_queries=20,
@@ -158,11 +160,36 @@ def test_length_buckets_end_with_the_context() -> None:
 
 def test_a_dead_engine_runs_nothing() -> None:
     metrics = new_metrics()
-    metrics.record_stats(Stats(num_running=3, num_waiting=2, kv_cache_usage=0.5, num_generation_tokens=7))
+    metrics.record_stats(
+        Stats(num_running=3, num_waiting=2, num_queued_tokens=9, kv_cache_usage=0.5, num_generation_tokens=7)
+    )
     metrics.record_death()
     values = scrape(metrics)
     assert values["trioserve:num_requests_running"] == values["trioserve:kv_cache_usage_perc"] == 0
+    assert values["trioserve:num_prompt_tokens_waiting"] == 0
     assert values["trioserve:generation_tokens_total"] == 7
+
+
+def test_refusals_are_counted_by_reason_from_the_start() -> None:
+    metrics = new_metrics()
+    assert scrape(metrics)["trioserve:requests_refused_total[queue_full]"] == 0
+    assert scrape(metrics)["trioserve:requests_refused_total[queued_tokens]"] == 0
+    for reason in ("queue_full", "connections", "queue_full"):
+        metrics.record_refusal(reason)
+    values = scrape(metrics)
+    assert values["trioserve:requests_refused_total[queue_full]"] == 2
+    assert values["trioserve:requests_refused_total[connections]"] == 1
+
+
+def test_the_time_from_abort_to_free_is_a_histogram() -> None:
+    metrics = new_metrics()
+    for seconds in (0.0004, 0.002, 0.002, 120.0):
+        metrics.record_abort_to_free(seconds)
+    values = scrape(metrics)
+    assert values["trioserve:abort_to_free_seconds_count"] == 4
+    assert values["trioserve:abort_to_free_seconds_bucket[0.0005]"] == 1
+    assert values["trioserve:abort_to_free_seconds_bucket[0.0025]"] == 3
+    assert values["trioserve:abort_to_free_seconds_bucket[60.0]"] == 3
 
 
 def test_two_engines_in_one_process_do_not_meet() -> None:

@@ -9,52 +9,24 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import openai
 import pytest
 
+from helpers_streams import StreamInThread
 from served import MODEL, children_of, is_running, served, wait_for
+from trioserve import EngineArgs
+from trioserve.cli.exit_codes import ExitCode
+from trioserve.cli.serve_command import with_bounded_queue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FOREVER: dict[str, Any] = {"model": MODEL, "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
-
-
-class StreamInThread:
-    """A streaming request, read to its end in a thread."""
-
-    def __init__(self, url: str, **body: Any) -> None:
-        self.chunks = 0
-        self.error: Exception | None = None
-        self.finished = False
-        self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        self._body = body
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-        wait_for(lambda: self.chunks or self.error)
-
-    def _read(self) -> None:
-        try:
-            ignore_eos = {"ignore_eos": self._body.pop("ignore_eos", False)}
-            with self._client.completions.create(stream=True, extra_body=ignore_eos, **self._body) as stream:
-                for _ in stream:
-                    self.chunks += 1
-            self.finished = True
-        except Exception as error:
-            self.error = error
-
-    def join(self) -> None:
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        self._client.close()
-
 
 def test_sigterm_lets_running_streams_finish_and_refuses_new_clients(tmp_path: Path) -> None:
     with served(tmp_path) as server:
-        stream = StreamInThread(server.url, **{**FOREVER, "max_tokens": 60})
+        stream = StreamInThread(server.url, max_tokens=60)
         engine = server.engine_pid
         server.process.send_signal(signal.SIGTERM)
         wait_for(lambda: "finishing what runs" in server.log)
@@ -70,7 +42,7 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_clients(tmp_path: P
 
 def test_the_drain_ends_after_its_time(tmp_path: Path) -> None:
     with served(tmp_path, ["--shutdown-timeout", "0.2"]) as server:
-        stream = StreamInThread(server.url, **FOREVER)
+        stream = StreamInThread(server.url)
         assert server.terminate() == 0
         stream.join()
         assert not stream.finished
@@ -78,18 +50,18 @@ def test_the_drain_ends_after_its_time(tmp_path: Path) -> None:
 
 def test_a_killed_engine_fails_its_requests_and_ends_the_server(tmp_path: Path) -> None:
     with served(tmp_path) as server:
-        stream = StreamInThread(server.url, **FOREVER)
+        stream = StreamInThread(server.url)
         os.kill(server.engine_pid, signal.SIGKILL)
         stream.join()
         assert isinstance(stream.error, openai.APIError)
         assert server.request("GET", "/health")[0] == 503
         assert server.process.wait(30) == 3
-        assert "engine core" in server.log
+        assert "The engine core ended unexpectedly. (signal SIGKILL)" in server.log
 
 
 def test_a_killed_server_takes_its_engine_along(tmp_path: Path) -> None:
     with served(tmp_path) as server:
-        stream = StreamInThread(server.url, **FOREVER)
+        stream = StreamInThread(server.url)
         engine = server.engine_pid
         server.process.kill()
         wait_for(lambda: not is_running(engine))
@@ -151,6 +123,17 @@ def test_a_port_that_is_taken_is_known_before_the_model_is_loaded() -> None:
         done = run_cli("serve", "--port", str(port))
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1" in done.stderr
+
+
+def test_the_help_lists_the_exit_codes() -> None:
+    _, _, exit_codes = run_cli("serve", "--help").stdout.partition("Exit codes:")
+    assert re.findall(r"\b\d+\b", exit_codes) == [str(int(code)) for code in ExitCode]
+
+
+def test_a_server_lets_only_so_many_requests_wait_unless_it_is_told_otherwise() -> None:
+    assert with_bounded_queue(EngineArgs(max_num_seqs=3)).max_num_queued_reqs == 48
+    assert with_bounded_queue(EngineArgs(max_num_queued_reqs=7)).max_num_queued_reqs == 7
+    assert EngineArgs().create_engine_config().admission.max_num_queued_reqs is None
 
 
 def test_a_model_that_is_not_there_says_what_there_is() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -63,3 +64,52 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="no socket"), bound_listener(ServerArgs(uds=str(path))):
         raise AssertionError("it is a file")
     assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_an_inherited_socket_is_served_and_closed_and_its_path_stays(
+    family: socket.AddressFamily, tmp_path: Path
+) -> None:
+    path = tmp_path / "socket"
+    made = socket.socket(family)
+    made.bind(str(path) if family is socket.AF_UNIX else ("127.0.0.1", 0))
+    made.listen()
+    address = made.getsockname()
+    args = ServerArgs(fd=made.detach())
+    with bound_listener(args) as listener:
+        start_listening(listener, args)
+        assert listener.getsockname() == address
+        assert not os.get_inheritable(listener.fileno())
+        with socket.socket(family) as client:
+            client.connect(address)
+        where = f"unix:{path}" if family is socket.AF_UNIX else f"http://127.0.0.1:{address[1]}"
+        assert describe(listener, args) == where
+    assert listener.fileno() == -1
+    assert path.exists() == (family is socket.AF_UNIX)
+
+
+def test_an_fd_that_is_no_listening_socket_is_refused_and_left_open(tmp_path: Path) -> None:
+    with (
+        (tmp_path / "notes").open("w") as file,
+        socket.socket() as silent,
+        socket.socket(type=socket.SOCK_DGRAM) as datagrams,
+    ):
+        silent.bind(("127.0.0.1", 0))
+        for fd in (file.fileno(), silent.fileno(), datagrams.fileno(), 9999):
+            with (
+                pytest.raises(InvalidConfigError, match=f"fd {fd} ") as caught,
+                bound_listener(ServerArgs(fd=fd)),
+            ):
+                raise AssertionError("it cannot be served")
+            assert caught.value.field == "fd"
+        for fd in (file.fileno(), silent.fileno(), datagrams.fileno()):
+            os.fstat(fd)
+
+
+def test_where_a_server_with_a_certificate_is_found(tmp_path: Path) -> None:
+    args = ServerArgs(port=0, ssl_certfile="cert.pem")
+    with bound_listener(args) as listener:
+        assert describe(listener, args) == f"https://127.0.0.1:{listener.getsockname()[1]}"
+    args = ServerArgs(uds=str(tmp_path / "socket"), ssl_certfile="cert.pem")
+    with bound_listener(args) as listener:
+        assert describe(listener, args) == f"unix:{tmp_path}/socket (TLS)"

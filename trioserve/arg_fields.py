@@ -6,6 +6,7 @@ field, the value and what is allowed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 __all__ = [
+    "KeyDigest",
     "arg",
     "choice",
     "fail",
     "flag",
+    "keys",
     "nested",
     "number",
     "optional_nested",
@@ -114,6 +117,35 @@ def texts(field: str) -> Callable[[Any], tuple[str, ...]]:
         if not all(isinstance(item, str) and item for item in given):
             raise fail(field, value, "a non-empty string or a list of them")
         return given
+
+    return convert
+
+
+class KeyDigest(str):
+    """The SHA-256 of a secret key, in hexadecimal: all that is kept of it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, key: bytes) -> KeyDigest:
+        return cls(hashlib.sha256(key).hexdigest())
+
+
+def keys(field: str) -> Callable[[Any], tuple[str, ...]]:
+    """Secret keys, of which only the digests come out. Errors do not show them."""
+    allowed = "a key or a list of keys, each non-empty and without white space"
+
+    def digest(key: Any) -> KeyDigest:
+        if isinstance(key, KeyDigest):
+            return key
+        if not isinstance(key, str) or key.split() != [key]:
+            raise InvalidConfigError(f"{field} must be {allowed}.", field=field)
+        # What is no UTF-8 on the command line is sent by clients as the same bytes.
+        return KeyDigest.of(key.encode(errors="surrogateescape"))
+
+    def convert(value: str | Iterable[str] | None) -> tuple[str, ...]:
+        given = (value,) if isinstance(value, str) else tuple(value or ())
+        return tuple(digest(key) for key in given)
 
     return convert
 

@@ -11,7 +11,6 @@ request in the engine, at the next step, and frees its memory.
 
 from __future__ import annotations
 
-import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -19,18 +18,20 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 import trio
 
-from trioserve.errors import ClosedError, EngineDeadError, InvalidRequestError, TrioserveError
+from trioserve.errors import ClosedError, TrioserveError
+from trioserve.frontend.admission import Admission
 from trioserve.frontend.arguments import names_of, sampling_params_or_default
 from trioserve.frontend.beam_search_request import run_beam_search
-from trioserve.frontend.chat_template import ChatTemplate
+from trioserve.frontend.chat_renderer import ChatRenderer
 from trioserve.frontend.control import EngineControl
+from trioserve.frontend.engine_slot import EngineSlot
 from trioserve.frontend.input_processor import InputProcessor, Routing
 from trioserve.frontend.output_processor import OutputProcessor
 from trioserve.frontend.prompts import TextPrompt
 from trioserve.frontend.request_stream import RequestStream, open_source
 from trioserve.frontend.requests import Requests
+from trioserve.frontend.supervisor import EngineSupervisor
 from trioserve.frontend.tokenizer import Tokenizer
-from trioserve.link.messages import MessageError
 from trioserve.link.open_client import open_client
 from trioserve.model_sources import resolve_model
 from trioserve.nurseries import end_nursery, ungrouped
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from trioserve.args import EngineArgs
     from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.errors import EngineDeadError
     from trioserve.frontend.channel import OutputChannel
     from trioserve.frontend.chat_template import ChatOptions
     from trioserve.frontend.control import PauseMode, WakeTag
@@ -58,37 +60,34 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncLLM", "RequestStream"]
 
-log = logging.getLogger(__name__)
-
 
 class AsyncLLM:
     """An engine core, and everything that runs beside it, as one async context manager.
 
     Entering finds the model (which may download it), starts the core and waits until it is ready. While it
-    is open it runs two tasks: a reader that routes step outputs to the requests' channels, and a log of the
-    throughput. Leaving it ends the core's process; requests that are still open then get `ClosedError`.
+    is open it runs two tasks: the supervisor, which owns the core and routes its step outputs to the
+    requests' channels, and a log of the throughput. Leaving it ends the core's process; requests that are
+    still open then get `ClosedError`.
 
-    If the core dies, every request under way raises `EngineDeadError`, as does every new one; the program
-    around it goes on, and decides.
+    If the core dies, every request under way raises `EngineDeadError`. With restart "never" so does every new
+    one; the program around it goes on, and decides. With "on-failure" a new core is started, and until it is
+    ready new requests raise `EngineRestartingError`. It is as empty as the first one was: no prefixes are
+    cached, and a pause or a sleep is over. With `requeue`, requests that had no token yet go on there.
     """
 
     model: ResolvedModel
-    """Where the model is and what it is. Set on entering, as are the next three."""
+    """Where the model is and what it is. Set on entering, as are the next two."""
     tokenizer: Tokenizer
-    ready: Ready
-    """What the engine core reported: the cache's size, its version."""
     metrics: EngineMetrics
     _outputs: OutputProcessor
     _requests: Requests
+    _supervisor: EngineSupervisor
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._client: EngineCoreClient | None = None
-        self._chat_template: ChatTemplate | None = None
-        self._dead_error: EngineDeadError | None = None
-        self._died = trio.Event()
+        self._engine = EngineSlot()
         self._stack = AsyncExitStack()
-        self._control = EngineControl(self._check_open, lambda: self._requests.abort_all())  # noqa: PLW0108 - it is set later
+        self._control = EngineControl(self._engine.get_client, lambda: self._requests.abort_all())  # noqa: PLW0108 - it is set later
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> AsyncLLM:
@@ -124,11 +123,7 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # The body's error is its own: it passes untouched, and does not run through the nurseries in here.
-        closed = ClosedError("The AsyncLLM was closed while the request was running.")
-        if self._client is not None:
-            self._client.end(closed)
-        self._client = None
-        self._outputs.fail_all(closed)
+        self._supervisor.close(ClosedError("The AsyncLLM was closed while the request was running."))
         with ungrouped():
             await self._stack.aclose()
 
@@ -136,53 +131,37 @@ class AsyncLLM:
     async def _run(self) -> AsyncIterator[None]:
         self.model = await trio.to_thread.run_sync(resolve_model, self.config.model)
         self.metrics = EngineMetrics(self.config.model.served_model_names[0], self.model.max_model_len)
-        self._outputs = OutputProcessor(self.metrics)
+        self._outputs = OutputProcessor(self.metrics, Admission(self.config, self.metrics))
         loaded = trio.Event()
+        self._supervisor = EngineSupervisor(
+            config=self.config.supervision,
+            slot=self._engine,
+            metrics=self.metrics,
+            outputs=self._outputs,
+            get_requests=lambda: self._requests,
+            open_core=partial(self._open_core, loaded),
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._load_tokenizer, loaded)  # while the core starts
-            async with open_client(self.config, self.model) as client:
-                await loaded.wait()
-                self._client, self.ready = client, client.ready
-                log.info(
-                    "engine ready: %d KV blocks of %d tokens (%.1f GiB), loaded in %.1f s",
-                    self.ready.num_blocks,
-                    self.ready.block_size,
-                    self.ready.kv_cache_bytes / 2**30,
-                    self.ready.load_seconds,
-                )
-                async with trio.open_nursery() as tasks:
-                    tasks.start_soon(self._read_outputs, client)
-                    tasks.start_soon(log_throughput, self.metrics, self.config.log.stats_interval)
-                    yield
-                    end_nursery(tasks)
+            await nursery.start(self._supervisor.run)
+            nursery.start_soon(log_throughput, self.metrics, self.config.log.stats_interval)
+            yield
+            end_nursery(nursery)
+
+    @asynccontextmanager
+    async def _open_core(self, loaded: trio.Event) -> AsyncIterator[EngineCoreClient]:
+        """A core, from the moment at which there can be requests for it."""
+        async with open_client(self.config, self.model) as client:
+            await loaded.wait()
+            yield client
 
     async def _load_tokenizer(self, loaded: trio.Event) -> None:
         directory = self.model.tokenizer_directory
         self.tokenizer = await trio.to_thread.run_sync(Tokenizer.from_directory, directory)
         inputs = InputProcessor(self.config, self.model, self.tokenizer)
-        self._requests = Requests(self.config, inputs, self._outputs, self.tokenizer, self._check_open)
-        self._chat_template = ChatTemplate.of(self.tokenizer)
+        self._requests = Requests(self.config, inputs, self._outputs, self.tokenizer, self._engine.get_client)
+        self._chats = ChatRenderer(self.tokenizer, self.config.model.served_model_names[0])
         loaded.set()
-
-    async def _read_outputs(self, client: EngineCoreClient) -> None:
-        """The one task that reads the link. It waits for nothing but the socket."""
-        try:
-            while True:
-                client.abort(self._outputs.process(await client.receive()))
-                await trio.lowlevel.checkpoint()  # stay fair when the socket always has more
-        except EngineDeadError as error:
-            self._die(error)
-        except MessageError as error:
-            self._die(EngineDeadError(f"The engine core sent something unreadable: {error}"))
-
-    def _die(self, error: EngineDeadError) -> None:
-        log.error("%s", error)
-        self._dead_error = error
-        self._died.set()
-        if self._client is not None:
-            self._client.end(error)
-        self.metrics.record_death()
-        self._outputs.fail_all(error)
 
     # Requests
 
@@ -215,7 +194,8 @@ class AsyncLLM:
           InvalidRequestError: prompt or parameters cannot be served by this model. (A grammar is refused
             later, by the engine: then reading raises this.)
           EngineDeadError: the engine core is gone.
-          OverloadedError: the engine core is too far behind to take it.
+          OverloadedError: the engine core is too far behind to take it; or EngineRestartingError, which is
+            one: it has died, and the next one is not ready yet.
         """
         routing = Routing(priority=priority, cache_salt=cache_salt)
         return RequestStream(partial(self._open_source, prompt, params, routing, request_id))
@@ -223,7 +203,7 @@ class AsyncLLM:
     async def _open_source(
         self, prompt: Input, params: SamplingParams | None, routing: Routing, request_id: str | None
     ) -> Source:
-        self._check_open()
+        self._engine.get_client()
         return await open_source(self._requests, prompt, params, routing, request_id)
 
     async def complete(
@@ -264,7 +244,7 @@ class AsyncLLM:
         Raises as `stream` does; InvalidRequestError also for structured_outputs, and for a temperature other
         than 0 or 1 where the engine's max_logprobs is not -1.
         """
-        self._check_open()
+        self._engine.get_client()
         return await run_beam_search(
             self._requests,
             prompt,
@@ -286,9 +266,20 @@ class AsyncLLM:
         """Start a request and return its channel, which the caller must `release`: for those who need many
         requests in one task. Raises as `stream` does. Cancelling it leaves nothing behind: the request is
         registered and sent after the last checkpoint."""
-        self._check_open()
+        self._engine.get_client()
         routing = Routing(priority=priority, cache_salt=cache_salt)
         return await self._requests.submit(prompt, params, routing, request_id=request_id)
+
+    def check_room(self, num_sequences: int = 1) -> None:
+        """Whether a request would be let in now, before anything is known of it. Not a checkpoint.
+
+        Raises:
+          InvalidRequestError: it is too large ever to be let in.
+          OverloadedError: too many wait; or EngineRestartingError, which is one.
+          EngineDeadError, ClosedError: there is no engine.
+        """
+        self._engine.get_client()
+        self._outputs.admission.check(num_sequences)
 
     def release(self, channel: OutputChannel) -> None:
         """End a request of `submit`: forget it here, and abort it in the engine if it runs. Not a checkpoint.
@@ -307,19 +298,14 @@ class AsyncLLM:
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]
     ) -> TextPrompt:
-        """The prompt for a conversation, by the model's chat template. A checkpoint.
+        """The prompt for a conversation, by the model's chat template or by one of `options`. A checkpoint.
 
         Raises:
-          InvalidRequestError: the model has no chat template, or it refuses the messages.
+          InvalidRequestError: the model has no chat template, or the template refuses the messages, is wrong,
+            or takes too much time or memory.
         """
-        await trio.lowlevel.checkpoint()
-        self._check_open()
-        if self._chat_template is None:
-            raise InvalidRequestError(
-                f"{self.config.model.served_model_names[0]} has no chat template; use completions instead.",
-                parameter="messages",
-            )
-        return TextPrompt(self._chat_template.render(messages, **options), add_special_tokens=False)
+        self._engine.get_client()
+        return TextPrompt(await self._chats.render(messages, **options), add_special_tokens=False)
 
     # State
 
@@ -327,18 +313,23 @@ class AsyncLLM:
         return self.tokenizer
 
     @property
+    def ready(self) -> Ready:
+        """What the newest engine core reported: the cache's size, its version. Set on entering."""
+        return self._supervisor.ready
+
+    @property
     def is_running(self) -> bool:
         """Open, and the engine core alive."""
-        return self._client is not None and self._dead_error is None
+        return self._engine.is_serving
 
     @property
     def errored(self) -> bool:
-        """The engine core has died."""
-        return self._dead_error is not None
+        """The engine core has died, and there will be no other."""
+        return self._engine.dead_error is not None
 
     @property
     def dead_error(self) -> EngineDeadError | None:
-        return self._dead_error
+        return self._engine.dead_error
 
     @property
     def num_open_requests(self) -> int:
@@ -346,25 +337,26 @@ class AsyncLLM:
         return self._outputs.num_requests
 
     async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine core has died; never returns if it does not."""
-        await self._died.wait()
-        assert self._dead_error is not None
-        return self._dead_error
+        """Wait until the engine core has died for good; never returns if it does not."""
+        return await self._engine.wait_dead()
+
+    async def wait_ready(self) -> None:
+        """Wait while the engine core is being restarted; at other times only a checkpoint.
+
+        Raises:
+          EngineDeadError: it is gone for good.
+          ClosedError: the AsyncLLM is not open, or is closed meanwhile.
+        """
+        await self._engine.wait_ready()
 
     async def check_health(self) -> None:
         """A round trip to the engine core.
 
         Raises:
           EngineDeadError: it is gone.
+          EngineRestartingError: it is gone, and the next one is not ready.
         """
-        await self._check_open().call("ping")
-
-    def _check_open(self) -> EngineCoreClient:
-        if self._dead_error is not None:
-            raise EngineDeadError(*self._dead_error.args)
-        if self._client is None:
-            raise ClosedError("The AsyncLLM is not open: use it inside `async with`.")
-        return self._client
+        await self._engine.get_client().call("ping")
 
     # Steering: see `EngineControl` for details, and for what these raise
 

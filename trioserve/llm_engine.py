@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 import attrs
 import trio
 
 from trioserve.async_llm import AsyncLLM
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import EngineRestartingError, InvalidRequestError
 from trioserve.frontend.arguments import check_request_id, check_type, names_of
 from trioserve.portal import Portal
 from trioserve.sampling_params import SamplingParams
@@ -33,6 +33,7 @@ __all__ = ["LLMEngine"]
 
 T = TypeVar("T")
 R = TypeVar("R")
+Args = TypeVarTuple("Args")
 
 
 class LLMEngine:
@@ -41,6 +42,9 @@ class LLMEngine:
     Works in a script, inside a running event loop (which it blocks) and in any thread, but in one thread at a
     time. Ctrl-C in a method raises KeyboardInterrupt there and leaves the engine usable: requests that were
     added go on until `abort_request` or `close`, and no output is lost.
+
+    If the engine core dies and is restarted (`engine_restart`), the requests it had raise EngineDeadError,
+    and whatever comes after that waits until the new core is ready: nobody here would try again later.
 
     Owns: the portal's thread and, in it, the AsyncLLM with its engine process. They end by `close()`, at the
     latest when this object is collected or the main thread ends.
@@ -88,7 +92,7 @@ class LLMEngine:
         params = self.get_default_sampling_params() if params is None else params
         check_type("params", params, SamplingParams)
         try:
-            self._portal.call(self._desk.submit, request_id, prompt, params, priority)
+            self._call(self._desk.submit, request_id, prompt, params, priority)
         except BaseException:
             self.abort_request(request_id)  # it may have been submitted before Ctrl-C came
             raise
@@ -128,7 +132,7 @@ class LLMEngine:
         Raises:
           InvalidRequestError: the model has no chat template, or it refuses the messages.
         """
-        return self._portal.call(functools.partial(self._llm.render_chat, messages, **options))
+        return self._call(functools.partial(self._llm.render_chat, messages, **options))
 
     def beam_search(
         self,
@@ -143,34 +147,40 @@ class LLMEngine:
         `on_result` is called with each as it comes, in the engine's thread. If one search fails, or Ctrl-C
         comes, all of them end; raises what the first one raised.
         """
-        search = functools.partial(self._llm.beam_search, params=params)
+        search = functools.partial(
+            _when_ready, self._llm, functools.partial(self._llm.beam_search, params=params)
+        )
         return self._portal.call(_map, search, prompts, concurrency_limit, on_result)
 
     # Steering: see the same methods of `AsyncLLM`
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        return self._portal.call(self._llm.reset_prefix_cache, reset_running_requests)
+        return self._call(self._llm.reset_prefix_cache, reset_running_requests)
 
     def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        self._portal.call(self._llm.pause_generation, mode, clear_cache)
+        self._call(self._llm.pause_generation, mode, clear_cache)
 
     def resume_generation(self) -> None:
-        self._portal.call(self._llm.resume_generation)
+        self._call(self._llm.resume_generation)
 
     def is_paused(self) -> bool:
-        return self._portal.call(self._llm.is_paused)
+        return self._call(self._llm.is_paused)
 
     def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        self._portal.call(self._llm.sleep, level, mode)
+        self._call(self._llm.sleep, level, mode)
 
     def wake_up(self, tags: Iterable[WakeTag] | None = None) -> None:
-        self._portal.call(self._llm.wake_up, tags)
+        self._call(self._llm.wake_up, tags)
 
     def is_sleeping(self) -> bool:
-        return self._portal.call(self._llm.is_sleeping)
+        return self._call(self._llm.is_sleeping)
 
     def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        self._portal.call(self._llm.wait_for_requests_to_drain, drain_timeout)
+        self._call(self._llm.wait_for_requests_to_drain, drain_timeout)
+
+    def _call(self, afn: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
+        """Run it in the loop, once there is an engine core."""
+        return self._portal.call(_when_ready, self._llm, afn, *args)
 
     # What it is
 
@@ -205,6 +215,16 @@ class LLMEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _when_ready(llm: AsyncLLM, afn: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
+    """`await afn(*args)`, again if the engine core has died before it took that on."""
+    while True:
+        await llm.wait_ready()
+        try:
+            return await afn(*args)
+        except EngineRestartingError:
+            continue
 
 
 async def _map(

@@ -13,6 +13,8 @@ from trioserve.json_values import json_object
 from trioserve.structured_outputs import StructuredOutputsParams
 from trioserve.validators import (
     HIGHEST_COUNT,
+    Check,
+    accepts,
     at_most,
     boolean,
     integer,
@@ -29,7 +31,7 @@ from trioserve.validators import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 __all__ = ["GREEDY_BELOW", "RepetitionDetection", "RequestOutputKind", "SamplingParams"]
 
@@ -76,18 +78,21 @@ def _to_logit_bias(value: Any) -> Any:
 
 
 def _to_token_id(token: object) -> int:
+    if isinstance(token, str) and not (token.isascii() and token.isdigit()):
+        raise ValueError("no numeral, as far as JSON is concerned")
     if isinstance(token, bool) or not isinstance(token, int | str):
         raise TypeError("neither an integer nor a numeral")
     return int(token)
 
 
+@accepts(propertyNames={"pattern": "^[0-9]+$"})
 def _logit_bias(_: object, attribute: attrs.Attribute[Any], value: dict[int, float] | None) -> None:
     for token, bias in (value or {}).items():
         if not 0 <= token <= HIGHEST_COUNT or math.isnan(bias):
             raise reject(attribute, {token: bias}, "a map of token ids (integers >= 0) to numbers")
 
 
-def _words(limit: int, what: str) -> Callable[..., None]:
+def _words(limit: int, what: str) -> Check:
     """A validator for strings that are looked for in each step."""
 
     def validate(instance: object, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
@@ -98,13 +103,15 @@ def _words(limit: int, what: str) -> Callable[..., None]:
                 parameter=attribute.name,
             )
 
-    return at_most(limit, what, validate)
+    schema = {**non_empty_strings.schema, "maxLength": _MAX_CHARACTERS}
+    return at_most(limit, what, Check(validate, schema))
 
 
 def _to_optional_tuple(value: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if value is None else to_tuple(value)
 
 
+@accepts(**token_ids.schema, minItems=1)
 def _allowed_token_ids(
     instance: object, attribute: attrs.Attribute[Any], value: tuple[int, ...] | None
 ) -> None:
@@ -114,24 +121,24 @@ def _allowed_token_ids(
             raise reject(attribute, [], "null or a non-empty list of token ids")
 
 
-def _number(default: float, allowed: str, accepts: Callable[[float], bool]) -> Any:
-    return attrs.field(default=default, converter=plain, validator=number(allowed, accepts))
+def _number(default: float, allowed: str, **bounds: float) -> Any:
+    return attrs.field(default=default, converter=plain, validator=number(allowed, **bounds))
 
 
-def _integer(default: int, allowed: str, accepts: Callable[[int], bool]) -> Any:
-    return attrs.field(default=default, converter=plain, validator=integer(allowed, accepts))
+def _integer(default: int, allowed: str, **bounds: int) -> Any:
+    return attrs.field(default=default, converter=plain, validator=integer(allowed, **bounds))
 
 
-def _optional_integer(allowed: str, accepts: Callable[[int], bool], default: int | None = None) -> Any:
-    return attrs.field(default=default, converter=plain, validator=optional(integer(allowed, accepts)))
+def _optional_integer(allowed: str, default: int | None = None, **bounds: int) -> Any:
+    return attrs.field(default=default, converter=plain, validator=optional(integer(allowed, **bounds)))
 
 
 def _penalty() -> Any:
-    return _number(0.0, "a number from -2 to 2", lambda v: -2 <= v <= 2)
+    return _number(0.0, "a number from -2 to 2", least=-2, most=2)
 
 
 def _num_logprobs() -> Any:
-    return _optional_integer("an integer >= 0, or -1 for all tokens", lambda v: -1 <= v <= HIGHEST_COUNT)
+    return _optional_integer("an integer >= 0, or -1 for all tokens", least=-1)
 
 
 def _to_output_kind(value: Any) -> RequestOutputKind:
@@ -148,11 +155,11 @@ class RepetitionDetection:
     """End a completion (finish reason "repetition") whose last tokens are one pattern, over and over."""
 
     max_pattern_size: int = attrs.field(
-        converter=plain, validator=integer("an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
+        converter=plain, validator=integer("an integer from 1 to 1024", least=1, most=1024)
     )
     """Tokens of the longest pattern that is looked for."""
-    min_pattern_size: int = _integer(1, "an integer from 1 to 1024", lambda v: 1 <= v <= 1024)
-    min_count: int = _integer(2, "an integer >= 2", lambda v: 2 <= v <= HIGHEST_COUNT)
+    min_pattern_size: int = _integer(1, "an integer from 1 to 1024", least=1, most=1024)
+    min_count: int = _integer(2, "an integer >= 2", least=2)
     """How many times in a row it must occur."""
 
     def __attrs_post_init__(self) -> None:
@@ -173,21 +180,21 @@ class SamplingParams:
     `thinking_token_budget`, temperature, `min_p`, `top_k`, `top_p`, and the draw.
     """
 
-    n: int = _integer(1, "an integer from 1 to 128", lambda v: 1 <= v <= 128)
+    n: int = _integer(1, "an integer from 1 to 128", least=1, most=128)
     """Completions per prompt."""
     presence_penalty: float = _penalty()
     """Subtracted once from the logit of every token that was generated already."""
     frequency_penalty: float = _penalty()
     """Subtracted from a token's logit once per time it was generated."""
-    repetition_penalty: float = _number(1.0, "a number above 0 and at most 10", lambda v: 0 < v <= 10)
+    repetition_penalty: float = _number(1.0, "a number above 0 and at most 10", above=0, most=10)
     """Divides positive and multiplies negative logits of every token in prompt or output."""
-    temperature: float = _number(1.0, "a number from 0 to 2", lambda v: 0 <= v <= 2)
+    temperature: float = _number(1.0, "a number from 0 to 2", least=0, most=2)
     """0 is greedy."""
-    top_p: float = _number(1.0, "a number above 0 and at most 1", lambda v: 0 < v <= 1)
-    top_k: int = _integer(0, "an integer from 1 to 2^31, or 0 or -1 for off", lambda v: -1 <= v < 2**31)
-    min_p: float = _number(0.0, "a number from 0 to 1", lambda v: 0 <= v <= 1)
+    top_p: float = _number(1.0, "a number above 0 and at most 1", above=0, most=1)
+    top_k: int = _integer(0, "an integer from 1 to 2^31, or 0 or -1 for off", least=-1, most=2**31 - 1)
+    min_p: float = _number(0.0, "a number from 0 to 1", least=0, most=1)
     """Drops tokens whose probability is below this share of the most likely one's."""
-    seed: int | None = _optional_integer("an integer of 64 bits", lambda v: -(2**63) <= v < 2**63)
+    seed: int | None = _optional_integer("an integer of 64 bits", least=-(2**63), most=2**63 - 1)
     """A draw depends on (seed, position) only, whatever else runs."""
     stop: tuple[str, ...] = attrs.field(
         default=(), converter=to_strings, validator=_words(_MAX_STOP_STRINGS, "stop strings")
@@ -197,11 +204,9 @@ class SamplingParams:
         default=(), converter=to_tuple, validator=at_most(_MAX_STOP_TOKENS, "token ids", token_ids)
     )
     ignore_eos: bool = attrs.field(default=False, validator=boolean)
-    max_tokens: int | None = _optional_integer(
-        "an integer >= 1, or null", lambda v: 1 <= v <= HIGHEST_COUNT, default=16
-    )
+    max_tokens: int | None = _optional_integer("an integer >= 1, or null", least=1, default=16)
     """None: the model's own limit, or as many as the context window holds."""
-    min_tokens: int = _integer(0, "an integer >= 0", lambda v: 0 <= v <= HIGHEST_COUNT)
+    min_tokens: int = _integer(0, "an integer >= 0", least=0)
     """No EOS, stop token or stop string before this many tokens."""
     logprobs: int | None = _num_logprobs()
     """Report the sampled token's logprob and those of this many most likely tokens, -1: of all tokens. An
@@ -233,9 +238,7 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = attrs.field(
         default=None, validator=one_of_class(StructuredOutputsParams)
     )
-    thinking_token_budget: int | None = _optional_integer(
-        "an integer >= 0", lambda v: 0 <= v <= HIGHEST_COUNT
-    )
+    thinking_token_budget: int | None = _optional_integer("an integer >= 0", least=0)
     """A model that thinks is made to stop thinking after this many tokens."""
     repetition_detection: RepetitionDetection | None = attrs.field(
         default=None, validator=one_of_class(RepetitionDetection)

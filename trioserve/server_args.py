@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import attrs
 
-from trioserve.arg_fields import arg, fail, flag, number, quantity, seconds, text, texts
+from trioserve.arg_fields import arg, fail, flag, keys, number, quantity, seconds, text, texts
 from trioserve.errors import InvalidConfigError
 
 __all__ = ["OPEN_PATHS", "ServerArgs"]
@@ -32,6 +33,27 @@ def _positive_seconds(field: str) -> Any:
 def _limit(name: str, help_text: str) -> Any:
     """A number that is unlimited where it is not given."""
     return arg(help_text, quantity(name, least=1, auto=True), default=None)
+
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([^/\s\"'\[\],]+|\[[0-9a-f:.]+\](:\d+)?)")
+
+
+def _origins(value: Any) -> tuple[str, ...]:
+    origins = texts("allowed_origins")(value)
+    if not all(map(_ORIGIN.fullmatch, origins)):
+        raise fail(
+            "allowed_origins", value, "* or origins as browsers send them, such as https://example.com"
+        )
+    return origins
+
+
+def _open_paths(value: Any) -> tuple[str, ...]:
+    given = (value,) if isinstance(value, str) else tuple(value or ())
+    if given in {(), ("",)}:
+        return ()
+    if not all(isinstance(path, str) and path.startswith("/") for path in given):
+        raise fail("open_paths", value, "paths, each beginning with /, or '' for none")
+    return given
 
 
 def _path(name: str, help_text: str) -> Any:
@@ -64,19 +86,18 @@ class ServerArgs:
 
     api_key: tuple[str, ...] = arg(
         "key(s) that clients must send as a bearer token [$TRIOSERVE_API_KEY]",
-        texts("api_key"),
+        keys("api_key"),
         default=(),
         repr=False,
     )
+    """Given as text; what is kept are their SHA-256 digests (`KeyDigest`)."""
     api_key_file: str | None = _path(
         "api_key_file", "file with further keys, one per line; # begins a comment"
     )
-    open_paths: tuple[str, ...] = arg(
-        "paths that need no key; none: ''", texts("open_paths"), default=OPEN_PATHS
-    )
+    open_paths: tuple[str, ...] = arg("the paths that need no key; none: ''", _open_paths, default=OPEN_PATHS)
     allowed_origins: tuple[str, ...] = arg(
         "origins whose pages may call the API (CORS); *: all [none]",
-        texts("allowed_origins"),
+        _origins,
         default=(),
     )
     allowed_methods: tuple[str, ...] = arg(

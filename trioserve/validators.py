@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import attrs
 
 from trioserve.errors import InvalidRequestError
 from trioserve.text import is_unicode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import attrs
-
 __all__ = [
     "HIGHEST_COUNT",
+    "Check",
+    "accepts",
     "at_most",
     "boolean",
     "integer",
@@ -73,7 +72,29 @@ def one_of_class(kind: type) -> Callable[..., None]:
     return validate
 
 
-def at_most(limit: int, what: str, validate: Callable[..., None]) -> Callable[..., None]:
+@attrs.frozen
+class Check:
+    """A validator that can say which values it accepts."""
+
+    _validate: Callable[..., None]
+    schema: Mapping[str, Any]
+    """In keywords of JSON Schema, each of which is about values of one type only; without the type itself.
+    What these cannot express is left out."""
+
+    def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+        self._validate(instance, attribute, value)
+
+    def accepting(self, **schema: Any) -> Check:
+        """The same, with these keywords as well."""
+        return Check(self._validate, {**self.schema, **schema})
+
+
+def accepts(**schema: Any) -> Callable[[Callable[..., None]], Check]:
+    """Makes a `Check` of a validator; the keywords are those of JSON Schema."""
+    return lambda validate: Check(validate, schema)
+
+
+def at_most(limit: int, what: str, validate: Check) -> Check:
     """`validate`, for at most so many items, which are called `what`."""
 
     def validate_few(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -82,19 +103,24 @@ def at_most(limit: int, what: str, validate: Callable[..., None]) -> Callable[..
             raise InvalidRequestError(message, parameter=attribute.name)
         validate(instance, attribute, value)
 
-    return validate_few
+    return Check(validate_few, {**validate.schema, "maxItems": limit, "maxProperties": limit})
 
 
-def number(allowed: str, accepts: Callable[[float], bool]) -> Callable[..., None]:
-    """A validator for finite numbers (booleans are not numbers here)."""
+def number(
+    allowed: str, *, least: float | None = None, above: float | None = None, most: float | None = None
+) -> Check:
+    """A validator for finite numbers (booleans are not numbers here) from `least`, or more than `above`, to
+    `most`; `allowed` says that in words."""
 
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             raise reject(attribute, value, allowed)
-        if not accepts(value):
+        too_low = (least is not None and value < least) or (above is not None and value <= above)
+        if too_low or (most is not None and value > most):
             raise reject(attribute, value, allowed)
 
-    return validate
+    bounds = {"minimum": least, "exclusiveMinimum": above, "maximum": most}
+    return Check(validate, {keyword: bound for keyword, bound in bounds.items() if bound is not None})
 
 
 def _is_finite(value: float) -> bool:
@@ -104,12 +130,14 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def integer(allowed: str, accepts: Callable[[int], bool]) -> Callable[..., None]:
+def integer(allowed: str, least: int, most: int = HIGHEST_COUNT) -> Check:
+    """A validator for integers from `least` to `most`; `allowed` says that in words."""
+
     def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not accepts(value):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise reject(attribute, value, allowed)
 
-    return validate
+    return Check(validate, {"minimum": least, "maximum": most})
 
 
 def boolean(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -117,12 +145,12 @@ def boolean(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         raise reject(attribute, value, "true or false")
 
 
-def optional(validate: Callable[..., None]) -> Callable[..., None]:
+def optional(validate: Callable[..., None]) -> Check:
     def validate_optional(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
         if value is not None:
             validate(instance, attribute, value)
 
-    return validate_optional
+    return Check(validate_optional, validate.schema if isinstance(validate, Check) else {})
 
 
 def to_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
@@ -130,6 +158,7 @@ def to_strings(value: str | Iterable[str] | None) -> tuple[str, ...]:
     return strings
 
 
+@accepts(minLength=1, items={"minLength": 1})
 def non_empty_strings(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not (isinstance(value, tuple) and all(_is_non_empty(text) for text in value)):
         raise reject(attribute, _as_list(value), "a non-empty string or a list of non-empty strings")
@@ -143,6 +172,7 @@ def _is_non_empty(text: object) -> bool:
     return isinstance(text, str) and bool(text) and is_unicode(text)
 
 
+@accepts(items={"minimum": 0, "maximum": HIGHEST_COUNT})
 def token_ids(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not (isinstance(value, tuple) and all(_is_token_id(token) for token in value)):
         raise reject(attribute, _as_list(value), "a list of token ids (integers >= 0)")

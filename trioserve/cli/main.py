@@ -1,8 +1,6 @@
 """The `trioserve` command: finds the subcommand, and turns errors into exit codes.
 
-Exit codes: 0 done; 1 an error of `trioserve.errors`, told in one line; 2 a wrong command line; 130 Ctrl-C.
-A subcommand may have others of its own. What a subcommand needs is imported when it is chosen, so that
-`--help` and `--version` answer at once.
+What a subcommand needs is imported when it is chosen, so that `--help` and `--version` answer at once.
 """
 
 from __future__ import annotations
@@ -13,6 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from trioserve.cli.exit_codes import ExitCode
 from trioserve.cli.messages import one_line
 from trioserve.errors import TrioserveError
 from trioserve.version import __version__
@@ -46,15 +45,15 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line (by default that of this process) and return the exit code."""
+    """Run the command line (by default that of this process) and return the exit code: see `ExitCode`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
-        return 130
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:  # what reads our output has gone, as in `trioserve ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return ExitCode.FAILED
     except (TrioserveError, BaseExceptionGroup) as error:
         return _report(error)
 
@@ -63,10 +62,10 @@ def _dispatch(arguments: list[str]) -> int:
     match arguments:
         case [] | ["-h" | "--help", *_]:
             print(_HELP, end="")
-            return 0 if arguments else 2
+            return ExitCode.DONE if arguments else ExitCode.WRONG_FLAG
         case ["-v" | "-V" | "--version", *_]:
             print(__version__)
-            return 0
+            return ExitCode.DONE
         case [name, *rest] if name in _COMMANDS:
             exit_code: int = importlib.import_module(_COMMANDS[name]).run(rest)
             return exit_code
@@ -74,19 +73,19 @@ def _dispatch(arguments: list[str]) -> int:
     near = difflib.get_close_matches(name, _COMMANDS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"the commands are {', '.join(_COMMANDS)}"
     print(f"trioserve: {name!r}: unknown command; {hint}", file=sys.stderr)
-    return 2
+    return ExitCode.WRONG_FLAG
 
 
 def _report(error: BaseException) -> int:
     """A line for each of our own errors; a group that has others too goes on, with its traceback."""
     leaves = list(_leaves(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
-        return 130
+        return ExitCode.INTERRUPTED
     if not all(isinstance(leaf, TrioserveError) for leaf in leaves):
         raise error
     for leaf in leaves:
         print(f"trioserve: {one_line(leaf)}", file=sys.stderr)
-    return 1
+    return ExitCode.FAILED
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

@@ -3,8 +3,11 @@
 serve
 ├─ signals     the first SIGTERM or SIGINT drains, the second ends everything
 ├─ AsyncLLM    owned here, not by the web framework
-├─ undertaker  the engine's death ends the server
+├─ undertaker  the engine's death for good ends the server
 └─ http        accept, drain, cancel
+
+If the engine core dies, AsyncLLM restarts it or not (`--engine-restart`); the server, its sockets and its
+connections stay. Only once it is dead for good does the server end, with exit code 3.
 """
 
 from __future__ import annotations
@@ -19,37 +22,36 @@ import trio
 
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
+from trioserve.cli.exit_codes import ExitCode
 from trioserve.cli.logs import configure_logging
 from trioserve.nurseries import end_nursery, ungrouped
 from trioserve.server.app import create_app
+from trioserve.server.connection_room import raise_file_limit
 from trioserve.server.http import HttpLimits, serve_http
 from trioserve.server.listeners import bound_listener, describe, start_listening
+from trioserve.server.tls import Certificates
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
     import socket
 
 
-__all__ = ["EXIT_ENGINE_DEAD", "EXIT_INTERRUPTED", "serve"]
+__all__ = ["serve"]
 
 log = logging.getLogger("trioserve.serve")
-
-EXIT_ENGINE_DEAD = 3
-"""The engine core died; restart the server."""
-EXIT_INTERRUPTED = 130
-"""A signal during the start-up, or a second one during the drain."""
 
 _DEATH_NOTICE = 1.0
 """Seconds in which a server without engine still answers, with errors and a failing /health."""
 
 
 def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
-    """Serve until a signal or the engine's death. Blocks; returns the exit code.
+    """Serve until a signal or the engine's death. Blocks; returns the exit code (see `ExitCode`).
 
     Raises:
       TrioserveError: it could not start; the text says why.
     """
     configure_logging(engine_args.log)
+    raise_file_limit()
     with ungrouped():
         return trio.run(_Server(engine_args, server_args).run)
 
@@ -58,10 +60,15 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
 class _Server:
     engine_args: EngineArgs
     server_args: ServerArgs
-    # Set by the first signal, or by the engine's death: from then on, what runs may finish.
+    _certificates: Certificates | None = attrs.field(init=False)
+    # Set by the first signal, or by the engine's death for good: from then on, what runs may finish.
     _drain: trio.Event = attrs.field(init=False, factory=trio.Event)
     _serving: bool = attrs.field(init=False, default=False)
-    _exit_code: int = attrs.field(init=False, default=0)
+    _exit_code: ExitCode = attrs.field(init=False, default=ExitCode.DONE)
+
+    @_certificates.default
+    def _load_certificates(self) -> Certificates | None:
+        return Certificates.from_args(self.server_args)
 
     async def run(self) -> int:
         with bound_listener(self.server_args) as listener:
@@ -72,9 +79,19 @@ class _Server:
         return self._exit_code
 
     async def _serve(self, listener: socket.socket) -> None:
+        llm = AsyncLLM.from_engine_args(self.engine_args)
+        try:
+            await self._serve_with(llm, listener)
+        finally:
+            # Asked at the very end, and however that came: a death counts also if nobody saw it in time.
+            if llm.errored:
+                self._exit_code = ExitCode.ENGINE_DEAD
+        log.info("stopped")
+
+    async def _serve_with(self, llm: AsyncLLM, listener: socket.socket) -> None:
         started = time.monotonic()
-        async with AsyncLLM.from_engine_args(self.engine_args) as llm:
-            app = create_app(llm, self.server_args)
+        async with llm:
+            app = create_app(llm, self.server_args, is_draining=self._drain.is_set)
             start_listening(listener, self.server_args)
             self._serving = True
             name, seconds = llm.config.model.served_model_names[0], time.monotonic() - started
@@ -86,18 +103,17 @@ class _Server:
                 await serve_http(
                     app,
                     [listener],
-                    _limits(self.server_args),
+                    HttpLimits.from_args(self.server_args),
                     shutdown=self._drain,
+                    certificates=self._certificates,
                     access_log=self.engine_args.log.access,
                 )
                 end_nursery(nursery)
-        log.info("stopped")
 
     async def _watch_engine(self, llm: AsyncLLM) -> None:
         await llm.wait_dead()
-        self._exit_code = EXIT_ENGINE_DEAD
         await trio.sleep(_DEATH_NOTICE)
-        log.error("the engine core is dead; stopping with exit code %d", EXIT_ENGINE_DEAD)
+        log.error("the engine core is dead; stopping with exit code %d", ExitCode.ENGINE_DEAD)
         self._drain.set()
 
     async def _handle_signals(
@@ -110,14 +126,5 @@ class _Server:
                     log.info("%s: finishing what runs", signal.Signals(number).name)
                     self._drain.set()
                 else:  # nothing to finish yet, or somebody does not want to wait
-                    self._exit_code = self._exit_code or EXIT_INTERRUPTED
+                    self._exit_code = ExitCode.INTERRUPTED
                     everything.cancel()
-
-
-def _limits(args: ServerArgs) -> HttpLimits:
-    return HttpLimits(
-        keep_alive_timeout=args.keep_alive_timeout,
-        write_timeout=args.write_timeout,
-        shutdown_timeout=args.shutdown_timeout,
-        max_body_size=args.max_body_size,
-    )

@@ -89,7 +89,7 @@ class EngineCore:
         self._scheduler.add(new)
 
     def abort(self, request_ids: Iterable[int]) -> None:
-        """See `Scheduler.abort`. Nothing is reported of these requests any more."""
+        """See `Scheduler.abort`. Nothing is reported of these requests any more but that they are freed."""
         self._scheduler.abort(request_ids)
 
     # Steps
@@ -114,7 +114,17 @@ class EngineCore:
     def take_result(self) -> StepResult:
         """What there is to report since the last call. Requests that do not stream are reported once, when
         they have ended."""
-        return StepResult.of([r for r in self._scheduler.take_news() if r.streams or r.has_ended])
+        news = self._scheduler.news
+        return StepResult.of([r for r in news.take() if r.streams or r.has_ended], news.take_freed())
+
+    def take_freed(self) -> StepResult:
+        """Of what `take_result` gives, only the aborted requests that are freed, at any time."""
+        return StepResult(freed=self._scheduler.news.take_freed())
+
+    @property
+    def has_freed(self) -> bool:
+        """`take_freed` would give some."""
+        return self._scheduler.news.has_freed
 
     @property
     def step_in_flight(self) -> bool:

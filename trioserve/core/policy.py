@@ -55,6 +55,8 @@ class WaitingRequests:
 
     def __init__(self, rank: Callable[[Request], Rank]) -> None:
         self._sorted: SortedKeyList[Request, Rank] = SortedKeyList(key=rank)
+        self.num_prompt_tokens = 0
+        """Of all of them: none is computed yet, or it has to be computed anew."""
 
     def __len__(self) -> int:
         return len(self._sorted)
@@ -74,9 +76,11 @@ class WaitingRequests:
 
     def add(self, request: Request) -> None:
         self._sorted.add(request)
+        self.num_prompt_tokens += len(request.prompt_token_ids)
 
     def remove(self, request: Request) -> None:
         self._sorted.remove(request)
+        self.num_prompt_tokens -= len(request.prompt_token_ids)
 
 
 def _was_preempted(request: Request) -> bool:

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING
 
 from trioserve.core.admission import to_request
 from trioserve.core.launch import StepPlan, launch_sequence
+from trioserve.core.news import News
 from trioserve.core.policy import WaitingRequests, ranking
 from trioserve.core.progress import take_in
 from trioserve.core.request import RequestStatus, Share
@@ -106,8 +107,9 @@ class Scheduler:
         self._planned: dict[Request, int] | None = None
         self._in_flight: StepPlan | None = None
         self._num_aborted = 0  # requests in _running that nobody wants: the step in flight keeps them
-        self._news: dict[Request, None] = {}  # who has something to report, as an ordered set
+        self._lacks_blocks = False  # for who waits first, as the last step found
         self._holds_new = self._holds_all = False
+        self.news = News()
         self._counters = StepCounters()
         self._gauges_taken = self._gauges()
 
@@ -144,12 +146,13 @@ class Scheduler:
         """Drop requests, whatever they are doing; ids of requests that are gone already are fine.
 
         Their blocks are free when this returns or, for a request that the step in flight computes, as soon
-        as `update` has taken the step back.
+        as `update` has taken the step back. Then `news` has their ids, of all of them.
         """
         for request_id in request_ids:
             request = self._requests.get(request_id)
             if request is not None and request.status is not RequestStatus.ABORTED:
                 self._end(request, RequestStatus.ABORTED)
+            self.news.add_aborted(request_id, is_held=request_id in self._requests)
 
     def _end(self, request: Request, status: RequestStatus) -> None:
         """Take a request out, or leave that to `update` if the step in flight computes it."""
@@ -171,11 +174,9 @@ class Scheduler:
     # The next step
 
     def plan_ahead(self) -> None:
-        """Decide, while a step is in flight, what those that run will get of the next one.
-
-        Where that would take a preemption, nothing is decided: `schedule` will do it, when the blocks of who
-        ends in this step are back. The prompts of those that wait are hashed for the prefix cache, too.
-        """
+        """Decide, while a step is in flight, what those that run will get of the next one. Where that would
+        take a preemption, nothing is decided: `schedule` will do it, when the blocks of who ends in this step
+        are back. The prompts of those that wait are hashed for the prefix cache, too."""
         if self._config.plan_ahead and not self._holds_all:
             self._planned = self._serve_running(ahead=True)
             for request in islice(self._waiting, self._config.max_num_seqs - len(self._running)):
@@ -207,7 +208,7 @@ class Scheduler:
             for request in list(takewhile(lambda r: r.deadline <= now, requests)):
                 request.finish_reason = FinishReason.DEADLINE
                 self._end(request, RequestStatus.FINISHED)
-                self._news[request] = None
+                self.news.add(request)
 
     def _serve_running(self, *, ahead: bool) -> dict[Request, int] | None:
         """Each running request's number of tokens, and blocks for them; None if there are not enough blocks
@@ -261,6 +262,7 @@ class Scheduler:
         self._counters.num_preemptions += 1
 
     def _admit_waiting(self, shares: dict[Request, int], budget: int) -> None:
+        self._lacks_blocks = False
         if not self._waiting:
             return
         num_long = sum(self._is_long(r.num_known_tokens - r.num_computed_tokens) for r in self._running)
@@ -277,6 +279,7 @@ class Scheduler:
                 continue
             num_tokens = self._portion(num_lacking, budget)
             if not self._kv_cache.admit(request, cached, cached.num_tokens + num_tokens):
+                self._lacks_blocks = True
                 break
             self._start(request)
             shares[request] = num_tokens
@@ -320,8 +323,8 @@ class Scheduler:
     def update(self, plan: StepPlan, outputs: Sequence[SequenceOutput]) -> None:
         """Take in what a step gave: one output for each of its sequences, in their order.
 
-        Afterwards the requests' states are up to date, the blocks of those that ended are free, and
-        `take_news` says who has something to report.
+        Afterwards the requests' states are up to date, the blocks of those that ended are free, and `news`
+        says who has something to report.
         """
         assert plan is self._in_flight, "only the step in flight can come back, and only once"
         self._in_flight = None
@@ -333,16 +336,12 @@ class Scheduler:
             if request.has_ended:
                 ended.append(request)
             if (num_kept or request.has_ended) and request.status is not RequestStatus.ABORTED:
-                self._news[request] = None
+                self.news.add(request)
         if ended:
             self._running = [request for request in self._running if not request.has_ended]
             for request in ended:
                 self._forget(request)
-
-    def take_news(self) -> list[Request]:
-        """The requests that have new tokens or have ended since the last call, without those aborted."""
-        news, self._news = self._news, {}
-        return [request for request in news if request.status is not RequestStatus.ABORTED]
+        self.news.free_held()
 
     # Control
 
@@ -368,8 +367,6 @@ class Scheduler:
         """See `KVCacheManager.reset_prefix_cache`."""
         return self._kv_cache.reset_prefix_cache()
 
-    # Reports
-
     def take_stats(self) -> CoreStats:
         """The state now; the counters start again from zero."""
         counters, self._counters = self._counters, StepCounters()
@@ -382,7 +379,10 @@ class Scheduler:
         return self._gauges() != self._gauges_taken
 
     def _gauges(self) -> Gauges:
-        return Gauges(len(self._running) - self._num_aborted, len(self._waiting), self._kv_cache.usage)
+        waiting, num_running = self._waiting, len(self._running) - self._num_aborted
+        lacks_seats = num_running == self._config.max_num_seqs
+        is_full = bool(waiting) and (self._lacks_blocks or lacks_seats or self._holds_new)
+        return Gauges(num_running, len(waiting), waiting.num_prompt_tokens, is_full, self._kv_cache.usage)
 
     def check(self) -> None:
         """Assert the invariants, in time linear in the number of blocks and requests; for tests."""

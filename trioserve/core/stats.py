@@ -27,6 +27,8 @@ class Gauges(NamedTuple):
 
     num_running: int
     num_waiting: int
+    num_queued_tokens: int
+    is_full: bool
     kv_cache_usage: float
 
 
@@ -73,6 +75,12 @@ class CoreStats:
     cache_events: CacheEvents = CacheEvents()
     sleep_level: int = 0
     """0: awake; 1: the KV cache is gone; 2: the weights too."""
+    num_queued_tokens: int = 0
+    """Prompt tokens of those that wait."""
+    is_full: bool = False
+    """Some wait for a seat, for blocks or for the end of a pause; False if only for their share of a step."""
+    num_received: int = 0
+    """Sequences that have come over this connection so far, whatever became of them."""
 
     @classmethod
     def of(cls, gauges: Gauges, counters: StepCounters, cache_events: CacheEvents) -> Self:

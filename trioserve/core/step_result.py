@@ -39,6 +39,8 @@ class StepResult:
     """Of the prompt's tokens from the second on: all of them with the request's first entry."""
     failures: Sequence[str] = ()
     """Why requests have ended with FinishReason.ERROR, for the log."""
+    freed: Sequence[int] = ()
+    """Ids of aborted requests whose blocks are free now, or that had none: each id that was aborted, once."""
 
     @classmethod
     def failure(cls, request_id: int) -> StepResult:
@@ -54,7 +56,7 @@ class StepResult:
         )
 
     @classmethod
-    def of(cls, requests: Sequence[Request]) -> StepResult:
+    def of(cls, requests: Sequence[Request], freed: Sequence[int] = ()) -> StepResult:
         """Takes over what these requests have not reported yet."""
         sampled = [request.take_unreported() for request in requests]
         return cls(
@@ -67,4 +69,5 @@ class StepResult:
             num_cached_tokens=[request.num_cached_tokens for request in requests],
             prompt_logprobs=[request.take_unreported_prompt_logprobs() for request in requests],
             failures=[f"request {r.request_id}: {r.failure}" for r in requests if r.failure is not None],
+            freed=freed,
         )

@@ -49,8 +49,24 @@ async def run_beam_search(
     _check(check_type("params", params, BeamSearchParams), requests.inputs)
     routing.check()
     check_request_id(request_id)
+    with requests.admission.reserve(params.beam_width, parameter="beam_width"):  # for all its rounds
+        return await _search(
+            requests, prompt, params, routing, request_id=request_id, eos_token_ids=eos_token_ids
+        )
+
+
+async def _search(
+    requests: Requests,
+    prompt: PromptType,
+    params: BeamSearchParams,
+    routing: Routing,
+    *,
+    request_id: str | None,
+    eos_token_ids: Sequence[int],
+) -> BeamSearchOutput:
     tokenized = await requests.inputs.tokenize(prompt)
     requests.inputs.check_room(params.max_tokens, len(tokenized.token_ids))
+    requests.admission.check_tokens(len(tokenized.token_ids))
     search = BeamSearch(tokenized.token_ids, params, eos_token_ids)
     one_token = _one_token(params, requests.inputs.vocab_size)
     channel = requests.open_channel(request_id, one_token)

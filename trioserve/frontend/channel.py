@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import attrs
 import trio
 
+from trioserve.frontend.admission import Place
 from trioserve.frontend.completion import Completion
 from trioserve.frontend.logprobs import PromptLogprobs
+from trioserve.link.messages import Add
 from trioserve.outputs import FinishReason, RequestMetrics, RequestOutput
 from trioserve.sampling_params import RequestOutputKind
 
@@ -56,6 +59,13 @@ class OutputChannel:
     """By its name. Between rounds it is up to whoever begins them to end the request."""
     watcher: Callable[[], None] | None = None
     """Called whenever there are news, beside waking the consumer."""
+    place: Place | None = None
+    """Each sequence of its completions leaves it at its end. None where somebody holds it for all rounds."""
+    deadline: float = math.inf
+    """Of trio's clock: that of the scope in which the round was begun."""
+    adds: Sequence[Add] = ()
+    """What the engine was sent for this round, kept while another engine could take it over: until anything
+    has come of it. Empty where that is not wanted."""
     _error: Exception | None = attrs.field(default=None, init=False)
     _consumer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -70,6 +80,11 @@ class OutputChannel:
         if not self.expects_input:
             return self.round_has_ended
         return any(completion.finish_reason in _CUT_SHORT for completion in self.completions)
+
+    @property
+    def can_start_anew(self) -> bool:
+        """Another engine could begin its round once more, and nobody would notice: nothing has come of it."""
+        return bool(self.adds) and not self.round_has_ended and self.deadline > trio.current_time()
 
     @property
     def has_news(self) -> bool:

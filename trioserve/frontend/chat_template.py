@@ -7,18 +7,23 @@ transformers count on (https://huggingface.co/docs/transformers/chat_templating)
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
+import attrs
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from trioserve.errors import InvalidRequestError
+from trioserve.frontend.template_limits import TemplateLimitError, rendering_limits
+from trioserve.frontend.template_operations import join_texts
+from trioserve.frontend.template_sandbox import TemplateEnvironment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +31,22 @@ if TYPE_CHECKING:
 
     from trioserve.frontend.tokenizer import Tokenizer
 
-__all__ = ["ChatOptions", "ChatTemplate"]
+__all__ = ["MAX_FOREIGN_SOURCE", "ChatOptions", "ChatTemplate"]
+
+MAX_FOREIGN_SOURCE = 32 * 2**10
+"""Characters of a template that a request brings."""
+
+_MAX_FOREIGN_CODE = 128 * 2**10
+"""Characters of Python that Jinja may make of it; Python compiles so much in some 60 ms, without a pause."""
+
+_MAX_CACHED = 16
+"""Compiled templates that are kept, those of requests among them: at most some MiB in all."""
+
+_MAX_TIME_FORMAT = 100
+_MAX_REASON = 1000
+"""Characters of an error's text, which may be the template's."""
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class ChatOptions(TypedDict, total=False):
@@ -40,15 +60,22 @@ class ChatOptions(TypedDict, total=False):
     """Descriptions of functions, for templates that show them."""
     template_kwargs: Mapping[str, Any] | None
     """Whatever else the template understands."""
+    chat_template: str | None
+    """Another template than the model's."""
 
 
+@attrs.frozen
 class ChatTemplate:
-    """A compiled template."""
+    """A template, compiled when it is first rendered.
 
-    def __init__(self, source: str, *, bos_token: str | None, eos_token: str | None) -> None:
-        self._template = _compile(source)
-        self._knows_developers = "developer" in source
-        self._special_tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+    Rendering one is bounded (see `template_limits`), whatever the template does and the messages are.
+    """
+
+    _source: str
+    _bos_token: str | None = attrs.field(kw_only=True)
+    _eos_token: str | None = attrs.field(kw_only=True)
+    _is_foreign: bool = attrs.field(default=False, kw_only=True)
+    """A request's own: then it is the template that is at fault, and not the messages."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -57,11 +84,29 @@ class ChatTemplate:
             return None
         return cls(tokenizer.chat_template, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> str:
-        """The prompt for these messages.
+    @classmethod
+    def foreign(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
+        """One that a request brings.
 
         Raises:
-          InvalidRequestError: the template refuses the messages, or the options contradict each other.
+          InvalidRequestError: it is too long.
+        """
+        if len(source) > MAX_FOREIGN_SOURCE:
+            raise InvalidRequestError(
+                f"chat_template must have at most {MAX_FOREIGN_SOURCE} characters, got {len(source)}.",
+                parameter="chat_template",
+            )
+        return cls(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token, is_foreign=True)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, yields: bool = False, **options: Unpack[ChatOptions]
+    ) -> str:
+        """The prompt for these messages. Takes `MAX_RENDER_SECONDS` at most; with `yields`, it lets other
+        threads run now and then.
+
+        Raises:
+          InvalidRequestError: the template refuses the messages, takes too much time or memory, or is wrong,
+            or the options contradict each other.
         """
         add_generation_prompt = options.get("add_generation_prompt", True)
         continue_final_message = options.get("continue_final_message", False)
@@ -74,21 +119,42 @@ class ChatTemplate:
                 "continue_final_message and add_generation_prompt cannot both be true.",
                 parameter="continue_final_message",
             )
-        if not self._knows_developers:
+        if "developer" not in self._source:
             messages = [_as_system(message) for message in messages]
-        try:
-            text = self._template.render(
+        with self._explained(), rendering_limits(yields=yields):
+            text = _compile(self._source, self._is_foreign).render(
                 messages=messages,
                 tools=options.get("tools"),
                 add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
+                bos_token=self._bos_token or "",
+                eos_token=self._eos_token or "",
                 **(options.get("template_kwargs") or {}),
             )
-        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise InvalidRequestError(
-                f"The chat template cannot render these messages: {error}", parameter="messages"
-            ) from error
         return _cut_after_final_message(text, messages[-1]) if continue_final_message else text
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Whatever is wrong is the request's fault, and told without internals."""
+        try:
+            yield
+        except Exception as error:  # whatever Python raises for what the template does
+            what = "chat_template" if self._is_foreign else "messages"
+            message = f"The chat template cannot render these messages: {_reason(error)}"
+            raise InvalidRequestError(message, parameter=what) from error
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case RecursionError():
+            return "it is nested too deeply."
+        case SyntaxError() | MemoryError():
+            return "it is too complex."
+        case jinja2.TemplateSyntaxError():
+            text = f"line {error.lineno}: {error.message}"
+        case _:
+            text = str(error)
+    text = _ADDRESS.sub("", text)
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
 
 
 def _as_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -108,28 +174,28 @@ def _cut_after_final_message(text: str, final: Mapping[str, Any]) -> str:
     return text[: start + len(content)]
 
 
-@lru_cache(maxsize=8)
-def _compile(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **kwargs: Any) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Unlike Jinja's own filter, without escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **kwargs)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    return join_texts(encoder.iterencode(value))
 
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(format_: str) -> str:
-    return datetime.now().astimezone().strftime(format_)
+def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_TIME_FORMAT:
+        raise TemplateLimitError(f"strftime_now takes at most {_MAX_TIME_FORMAT} characters")
+    return datetime.now().astimezone().strftime(form)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
@@ -145,3 +211,18 @@ class _GenerationBlock(jinja2.ext.Extension):
 
     def _inner(self, caller: Callable[[], str]) -> str:
         return caller()
+
+
+@cache
+def _environment(is_foreign: bool) -> TemplateEnvironment:
+    return TemplateEnvironment(
+        extensions=[_GenerationBlock, jinja2.ext.LoopControlExtension],
+        filters={"tojson": _to_json},
+        functions={"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+        max_code=_MAX_FOREIGN_CODE if is_foreign else None,
+    )
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def _compile(source: str, is_foreign: bool) -> jinja2.Template:
+    return _environment(is_foreign).from_string(source)

@@ -11,13 +11,14 @@ import attrs
 from trioserve.errors import ClosedError, InvalidRequestError
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
-from trioserve.link.columns import unpack_step
+from trioserve.link.columns import unpack_freed, unpack_step
 from trioserve.link.messages import Refused
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from trioserve.frontend.admission import Admission
     from trioserve.link.columns import RequestUpdate
     from trioserve.link.messages import StepOutputs
     from trioserve.observability.metrics import EngineMetrics
@@ -41,12 +42,21 @@ class OutputProcessor:
     completion) by numbers; a user knows requests by names, which need not be unique.
     """
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    def __init__(self, metrics: EngineMetrics, admission: Admission) -> None:
+        self.admission = admission
         self._metrics = metrics
         # Invariant: a sequence is here from `register` until it has ended or been released, and its channel
         # in _channels from `register` to `release`. Empty when no scope is open.
         self._sequences: dict[int, _Sequence] = {}
         self._channels: dict[OutputChannel, list[int]] = {}
+        # When the abort of a sequence was sent that the engine has not reported as free yet: bounded by those
+        # it knows, and empty without an engine.
+        self._aborted: dict[int, float] = {}
+
+    @property
+    def num_unfreed(self) -> int:
+        """Aborted sequences of which the engine has not said yet that they are free."""
+        return len(self._aborted)
 
     @property
     def num_requests(self) -> int:
@@ -55,10 +65,16 @@ class OutputProcessor:
 
     def register(self, channel: OutputChannel, sequence_ids: Mapping[int, Completion]) -> None:
         """Route what comes for these sequences to `channel`, until `release`. Again for each of its rounds,
-        when the sequences of the one before have ended."""
+        when the sequences of the one before have ended or are gone with their engine."""
+        for sequence_id in self._channels.get(channel, ()):
+            self._sequences.pop(sequence_id, None)
         self._channels[channel] = list(sequence_ids)
         for sequence_id, completion in sequence_ids.items():
             self._sequences[sequence_id] = _Sequence(channel, completion)
+
+    def live_sequences(self, channel: OutputChannel) -> list[int]:
+        """Those of `channel` that have not ended; none once it was released."""
+        return [number for number in self._channels.get(channel, ()) if number in self._sequences]
 
     def release(self, channel: OutputChannel) -> list[int]:
         """Forget `channel`. Returns the sequences that the engine must abort; a second call finds none."""
@@ -68,6 +84,9 @@ class OutputProcessor:
             if sequence is not None:
                 unfinished.append(sequence_id)
                 self._end(sequence, FinishReason.ABORT)
+        channel.adds = ()
+        if channel.place is not None:
+            channel.place.close()
         if unfinished or channel.expects_input:  # for whoever still reads it, against all advice
             channel.watcher = None
             channel.fail(ClosedError("The request's scope has ended."))
@@ -98,14 +117,28 @@ class OutputProcessor:
         self._end(sequence, FinishReason.ABORT)
         return True
 
-    def fail_all(self, error: Exception) -> None:
-        """The engine is gone: raise `error` at every consumer that still waits for something."""
-        sequences, self._sequences = self._sequences, {}
-        for sequence in sequences.values():
-            self._end(sequence, FinishReason.ERROR)
+    def fail_all(self, error: Exception, *, keep: bool = False) -> list[OutputChannel]:
+        """The engine is gone: raise `error` at every consumer that still waits for something; with `keep`,
+        not at those whose round can start anew. Returns these; they are to be registered again."""
+        self._aborted.clear()
+        kept = []
         for channel in self._channels:
-            if not channel.finished:
-                channel.fail(type(error)(*error.args))  # its own copy: each consumer adds to the traceback
+            if keep and channel.can_start_anew:
+                kept.append(channel)
+            else:
+                self.fail(channel, error)
+        return kept
+
+    def fail(self, channel: OutputChannel, error: Exception) -> list[int]:
+        """Raise `error` at the channel's consumer, if it still waits for something. Returns the sequences
+        that ended by this."""
+        ended = self.live_sequences(channel)
+        for sequence_id in ended:
+            self._end(self._sequences.pop(sequence_id), FinishReason.ERROR)
+        channel.adds = ()
+        if not channel.finished:
+            channel.fail(type(error)(*error.args))  # its own copy: each consumer adds to the traceback
+        return ended
 
     def process(self, message: StepOutputs | Refused) -> list[int]:
         """Take in what the engine sent. Returns the sequences that ended here and not in the engine (by a
@@ -115,7 +148,15 @@ class OutputProcessor:
         Raises:
           MessageError: the step is malformed; nothing of it was taken in.
         """
-        return self._refuse(message) if isinstance(message, Refused) else self._process_step(message)
+        to_abort = self._refuse(message) if isinstance(message, Refused) else self._process_step(message)
+        self.note_aborts(to_abort)
+        return to_abort
+
+    def note_aborts(self, sequence_ids: Iterable[int]) -> None:
+        """The engine is told now to abort these."""
+        now = time.monotonic()
+        for sequence_id in sequence_ids:
+            self._aborted[sequence_id] = now
 
     def _refuse(self, refused: Refused) -> list[int]:
         """The request was wrong, as its consumer hears once, however many completions it has. It counts for
@@ -123,18 +164,22 @@ class OutputProcessor:
         sequence = self._sequences.get(refused.request_id)
         if sequence is None:
             return []  # released meanwhile, or refused with another completion already
-        siblings = [
-            number
-            for number in self._channels[sequence.channel]
-            if self._sequences.pop(number, None) is not None and number != refused.request_id
-        ]
+        siblings = []
+        for number in self._channels[sequence.channel]:
+            if (sibling := self._sequences.pop(number, None)) is not None:
+                self._leave(sibling)
+                if number != refused.request_id:
+                    siblings.append(number)
+        sequence.channel.adds = ()
         sequence.channel.fail(InvalidRequestError(refused.message, parameter=refused.parameter))
         return siblings
 
     def _process_step(self, outputs: StepOutputs) -> list[int]:
-        updates = list(unpack_step(outputs))
+        updates, freed = list(unpack_step(outputs)), unpack_freed(outputs)
         self._metrics.record_stats(outputs.stats)
+        self.admission.update(outputs.stats)
         now = time.monotonic()
+        self._note_freed(freed, now)
         to_abort: list[int] = []
         touched: dict[OutputChannel, None] = {}
         for update in updates:
@@ -142,6 +187,7 @@ class OutputProcessor:
             if sequence is None:
                 continue  # released while the step ran
             touched[sequence.channel] = None
+            sequence.channel.adds = ()
             self._note_times(sequence, update, now)
             if update.prompt_logprobs and sequence.channel.prompt_logprobs is not None:
                 sequence.channel.prompt_logprobs.push(update.prompt_logprobs)
@@ -154,6 +200,11 @@ class OutputProcessor:
         for channel in touched:
             channel.notify()
         return to_abort
+
+    def _note_freed(self, sequence_ids: Iterable[int], now: float) -> None:
+        for sequence_id in sequence_ids:
+            if (aborted_at := self._aborted.pop(sequence_id, None)) is not None:
+                self._metrics.record_abort_to_free(now - aborted_at)
 
     @staticmethod
     def _push(completion: Completion, update: RequestUpdate) -> None:
@@ -178,10 +229,16 @@ class OutputProcessor:
         sequence.last_token_time = channel.last_token_time = now
 
     def _end(self, sequence: _Sequence, reason: FinishReason) -> None:
+        self._leave(sequence)
         channel = sequence.channel
         if channel.is_counted:
             seconds = time.monotonic() - channel.arrival_time
             self.count_end(reason, len(channel.prompt_token_ids), sequence.completion.num_tokens, seconds)
+
+    @staticmethod
+    def _leave(sequence: _Sequence) -> None:
+        if sequence.channel.place is not None:
+            sequence.channel.place.leave()
 
     def count_end(
         self, reason: FinishReason, num_prompt_tokens: int, num_generation_tokens: int, seconds: float

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trioserve.errors import ClosedError, EngineDeadError
+from trioserve.errors import ClosedError, EngineDeadError, EngineRestartingError, TrioserveError
 from trioserve.frontend.arguments import check_request_id, sampling_params_or_default
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
@@ -68,10 +68,16 @@ class Requests:
         tokenizer: Tokenizer,
         get_client: Callable[[], EngineCoreClient],
     ) -> None:
-        """`get_client` raises EngineDeadError or ClosedError where there is no engine (any more)."""
+        """`get_client` raises EngineDeadError, EngineRestartingError or ClosedError where there is no engine
+        (any more, or yet)."""
         self.inputs = inputs
         self.tokenizer = tokenizer
+        self.admission = outputs.admission
         self._logs = config.log.requests
+        self._requeues = config.supervision.requeue and config.supervision.restart == "on-failure"
+        # Those that wait for the next engine core, from `end_of_engine` to `resubmit`; any of them may have
+        # been released or aborted meanwhile.
+        self._requeued: list[OutputChannel] = []
         self._outputs = outputs
         self._get_client = get_client
         self._sequence_ids = itertools.count(1)
@@ -86,17 +92,25 @@ class Requests:
         routing.check()
         check_request_id(request_id)
         params = sampling_params_or_default(params)
-        tokenized = await self.inputs.tokenize(prompt)
-        params = self.inputs.fit_params(params, len(tokenized.token_ids))
-        constraints = await self.inputs.constraints(params)
-        channel = self.open_channel(request_id, params)
-        channel.prompt = tokenized.text
-        channel.begin(tokenized.token_ids, self._completions(params, tokenized.token_ids))
-        channel.arrival_time = arrival_time
-        channel.prompt_logprobs = self._prompt_logprobs(params, len(tokenized.token_ids))
-        prompts = [array("i", tokenized.token_ids).tobytes()] * params.n
-        routing = routing.for_prompt(tokenized)
-        self.start(channel, Round(prompts=prompts, params=params, routing=routing, constraints=constraints))
+        with self.admission.reserve(params.n) as place:
+            tokenized = await self.inputs.tokenize(prompt)
+            params = self.inputs.fit_params(params, len(tokenized.token_ids))
+            constraints = await self.inputs.constraints(params)
+            self.admission.check_tokens(params.n * len(tokenized.token_ids))
+            channel = self.open_channel(request_id, params)
+            channel.prompt = tokenized.text
+            channel.begin(tokenized.token_ids, self._completions(params, tokenized.token_ids))
+            channel.arrival_time = arrival_time
+            channel.prompt_logprobs = self._prompt_logprobs(params, len(tokenized.token_ids))
+            prompts = [array("i", tokenized.token_ids).tobytes()] * params.n
+            work = Round(
+                prompts=prompts,
+                params=params,
+                routing=routing.for_prompt(tokenized),
+                constraints=constraints,
+            )
+            channel.place = place.hand_over()
+            self.start(channel, work)
         return channel
 
     def open_channel(self, request_id: str | None, params: SamplingParams) -> OutputChannel:
@@ -136,27 +150,37 @@ class Requests:
           OverloadedError: it is too far behind to take it.
           ClosedError: the AsyncLLM was closed.
         """
-        sequences = {next(self._sequence_ids): completion for completion in channel.completions}
         if channel.is_counted:
             self.log(channel, work.params)
-        self._outputs.register(channel, sequences)
+        self._outputs.register(channel, {})
+        channel.deadline = trio.current_effective_deadline()
         try:
             client = self._get_client()
-            time_left = _time_left()
-            for sequence_id, completion in sequences.items():
-                client.add(self._make_add(sequence_id, completion.index, channel, work, time_left))
+            ids = self._register_sequences(channel)
+            adds = [self._make_add(i, index, channel, work) for index, i in enumerate(ids)]
+            self._send(client, channel, adds)
         except BaseException:
             self.release(channel)
             raise
+
+    def _register_sequences(self, channel: OutputChannel) -> list[int]:
+        sequences = {next(self._sequence_ids): completion for completion in channel.completions}
+        self._outputs.register(channel, sequences)
+        return list(sequences)
+
+    def _send(self, client: EngineCoreClient, channel: OutputChannel, adds: Sequence[Add]) -> None:
+        for add in adds:
+            client.add(add)
+            self.admission.note_sent(add.num_prompt_tokens)
+        if self._requeues:
+            channel.adds = adds
 
     def log(self, channel: OutputChannel, params: SamplingParams | BeamSearchParams) -> None:
         """A line about a request, where these are wanted."""
         if self._logs:
             log.info("%s: %d prompt tokens, %r", channel.request_id, len(channel.prompt_token_ids), params)
 
-    def _make_add(
-        self, sequence_id: int, index: int, channel: OutputChannel, work: Round, time_left: float | None
-    ) -> Add:
+    def _make_add(self, sequence_id: int, index: int, channel: OutputChannel, work: Round) -> Add:
         params = work.params
         if params.n > 1:
             # A prompt's logprobs are the same for all of its completions, so one of them reports them.
@@ -168,7 +192,7 @@ class Requests:
             constraints=work.constraints,
             seed=self._seed(work.params, index),
             streams=channel.streams,
-            time_left=time_left,
+            time_left=_time_left(channel.deadline),
             priority=work.routing.priority,
             cache_salt=work.routing.cache_salt,
         )
@@ -201,9 +225,48 @@ class Requests:
             return
         try:
             client = self._get_client()
-        except (EngineDeadError, ClosedError):
-            return  # they have ended with it
+        except (EngineDeadError, EngineRestartingError, ClosedError):
+            return  # they have ended with it, or wait for the next one
+        self._outputs.note_aborts(sequence_ids)
         client.abort(sequence_ids)
+
+    # The engine's end, and the next one
+
+    def end_of_engine(self, error: Exception, *, requeue: bool) -> None:
+        """The engine core is gone: raise `error` at whoever waits for something. Not a checkpoint.
+
+        With `requeue`, requests (or their rounds) of which nothing has come yet, and whose deadline has not
+        passed, wait for `resubmit` instead, or for another call of this. `SupervisionConfig.requeue` must be
+        set for it.
+        """
+        self.admission.reset()
+        self._requeued = self._outputs.fail_all(error, keep=requeue)
+        for channel in self._requeued:  # under new numbers: the old ones may still be on their way here
+            self._register_sequences(channel)
+
+    def resubmit(self) -> None:
+        """Send the requests that wait for it to the core that `get_client` gives now. Not a checkpoint.
+
+        One that cannot be sent fails, with the reason. Where there is no core again, they go on waiting.
+
+        Raises what `get_client` raises.
+        """
+        client = self._get_client()
+        requeued, self._requeued = self._requeued, []
+        for channel in requeued:
+            if ids := self._outputs.live_sequences(channel):
+                self._resubmit(client, channel, ids)
+
+    def _resubmit(self, client: EngineCoreClient, channel: OutputChannel, ids: Sequence[int]) -> None:
+        time_left = _time_left(channel.deadline)
+        adds = [
+            attrs.evolve(add, request_id=i, time_left=time_left)
+            for i, add in zip(ids, channel.adds, strict=True)
+        ]
+        try:
+            self._send(client, channel, adds)
+        except TrioserveError as error:
+            self._abort_sequences(self._outputs.fail(channel, error))
 
 
 @attrs.frozen(eq=False)
@@ -227,7 +290,7 @@ class SubmittedRequest:
         """There is nothing to close, and this is no checkpoint."""
 
 
-def _time_left() -> float | None:
-    """Seconds until the deadline of the scope around this task; None if there is none."""
-    time_left = trio.current_effective_deadline() - trio.current_time()
+def _time_left(deadline: float) -> float | None:
+    """Seconds until then; None if there is no deadline."""
+    time_left = deadline - trio.current_time()
     return None if time_left == math.inf else max(time_left, 0.0)

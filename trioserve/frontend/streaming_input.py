@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.frontend.admission import Place
 from trioserve.frontend.arguments import check_request_id, sampling_params_or_default
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
@@ -56,6 +57,8 @@ class StreamedRequest:
 
     _requests: Requests
     _channel: OutputChannel
+    _place: Place
+    """Held to the end, also between two pieces: no piece can be refused for lack of room."""
     _pieces: InputStream
     _params: SamplingParams
     _routing: Routing
@@ -79,6 +82,7 @@ class StreamedRequest:
 
         Raises:
           InvalidRequestError: `params` cannot go with streaming input.
+          OverloadedError: there is no room for it.
         """
         routing.check()
         check_request_id(request_id)
@@ -89,8 +93,9 @@ class StreamedRequest:
         stream = InputStream(pieces)  # which may fail, so before anybody knows the request
         channel = requests.open_channel(request_id, params)
         channel.expects_input = True
+        place = requests.admission.reserve(1)
         requests.register(channel)
-        return cls(requests, channel, stream, params, routing)
+        return cls(requests, channel, place, stream, params, routing)
 
     @property
     def exhausted(self) -> bool:
@@ -116,6 +121,7 @@ class StreamedRequest:
     def release(self) -> None:
         """End the request in the engine. Not a checkpoint; `aclose` comes next."""
         self._requests.release(self._channel)
+        self._place.close()
 
     async def aclose(self) -> None:
         """End the pieces, if they come from an async generator."""

@@ -26,6 +26,8 @@ from trioserve.link.messages import (
 from trioserve.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.errors import TrioserveError
     from trioserve.link.message_stream import MessageStream
@@ -72,6 +74,10 @@ def _describe(fatal: Fatal) -> str:
     return f"{fatal.message}\n\n{fatal.traceback}".strip()
 
 
+async def _nothing_to_reap() -> None:
+    """The core has no process of its own."""
+
+
 @attrs.define(eq=False)
 class _PendingCall:
     done: trio.Event = attrs.Factory(trio.Event)
@@ -87,8 +93,19 @@ class EngineCoreClient:
     Once the core is gone, `receive`, `add` and `call` raise EngineDeadError; `abort` does nothing.
     """
 
-    def __init__(self, stream: MessageStream, ready: Ready) -> None:
+    def __init__(
+        self,
+        stream: MessageStream,
+        ready: Ready,
+        reap: Callable[[], Awaitable[str | None]] = _nothing_to_reap,
+    ) -> None:
         self.ready = ready
+        self.reap = reap
+        """See the core to its end, once it has failed: killed, if need be. Returns how its process ended, in
+        words, or None if it has none. Cancelling is fine: the scope of this client does the rest."""
+        self.ended_by_itself: str | None = None
+        """Once the scope of this client has been left: how the core's process ended, if that was not what it
+        had been asked for."""
         self._stream = stream
         self._calls: dict[int, _PendingCall] = {}  # one per task that waits in `call`
         self._next_call_id = 0

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trioserve.core.stats import CoreStats
     from trioserve.core.step_result import StepResult
 
-__all__ = ["RequestUpdate", "pack_step", "unpack_step", "unpack_token_ids"]
+__all__ = ["RequestUpdate", "pack_step", "unpack_freed", "unpack_step", "unpack_token_ids"]
 
 _NO_STOP_TOKEN = -1
 _GRAMMAR_COMPLETE = -2
@@ -62,6 +62,7 @@ def pack_step(result: StepResult, stats: CoreStats) -> StepOutputs:
         num_prompt_logprobs=array("i", map(len, result.prompt_logprobs)).tobytes() if prompt_rows else b"",
         prompt_logprobs=_pack_logprobs(prompt_rows),
         stats=stats,
+        freed=array("q", result.freed).tobytes() if result.freed else b"",
     )
 
 
@@ -100,6 +101,18 @@ def unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
         yield from _unpack_step(outputs)
     except ValueError as error:
         raise MessageError(f"StepOutputs: {error}") from error
+
+
+def unpack_freed(outputs: StepOutputs) -> Sequence[int]:
+    """The ids of aborted sequences that are free.
+
+    Raises:
+      MessageError: the column is malformed.
+    """
+    try:
+        return array("q", outputs.freed)
+    except ValueError as error:
+        raise MessageError(f"StepOutputs.freed: {error}") from error
 
 
 def _unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:

@@ -52,8 +52,12 @@ from trioserve.nurseries import ungrouped
 from trioserve.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trioserve.link.message_stream import MessageStream
+    from trioserve.link.step_thread import Job
     from trioserve.structured_outputs import StructuredOutputsParams
+    from trioserve.worker.batch import SequenceOutput
     from trioserve.worker.grammar import GrammarMatcher
     from trioserve.worker.model_runner import ModelRunner
 
@@ -114,7 +118,15 @@ async def _serve(stream: MessageStream) -> None:
                 seconds = time.perf_counter() - started
                 stream.send_nowait(_ready(hello, num_blocks, num_blocks * runner.bytes_per_block, seconds))
                 controls = Controls(core, thread, runner, num_blocks)
-                await _Connection(stream, thread, runner, grammars, controls).serve()
+                connection = _Connection(
+                    stream,
+                    thread,
+                    runner,
+                    grammars,
+                    controls,
+                    step_timeout=hello.config.supervision.step_timeout,
+                )
+                await connection.serve()
 
 
 def _check_version(hello: Hello) -> None:
@@ -159,8 +171,11 @@ class _Connection:
         runner: ModelRunner,
         grammars: GrammarCompiler,
         controls: Controls,
+        *,
+        step_timeout: float,
     ) -> None:
         self._stream = stream
+        self._step_timeout = step_timeout
         self._thread = thread
         self._core = controls.core
         self._runner = runner
@@ -169,7 +184,9 @@ class _Connection:
         self._wake_steps = trio.Event()
         # Sequences that wait for their grammar; each has a task, which its scope ends.
         self._waiting_for_grammar = controls.on_their_way
-        self._num_waiting_told = 0  # those among them that the client knows of
+        self._num_tokens_waiting = 0  # in their prompts
+        self._num_received = 0  # sequences, so far
+        self._arrivals_told = self._arrivals  # what the client knows
 
     async def serve(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -194,6 +211,7 @@ class _Connection:
     # Requests
 
     def _receive_add(self, add: Add, nursery: trio.Nursery) -> None:
+        self._num_received += 1
         grammar = None
         try:
             self._runner.check_params(add.params)
@@ -201,6 +219,7 @@ class _Connection:
                 grammar = self._grammars.try_get(add.params.structured_outputs)
                 if grammar is None:
                     scope = self._waiting_for_grammar[add.request_id] = trio.CancelScope()
+                    self._num_tokens_waiting += add.num_prompt_tokens
                     nursery.start_soon(self._add_with_grammar, add, add.params.structured_outputs, scope)
                     return
         except InvalidRequestError as error:
@@ -225,6 +244,7 @@ class _Connection:
             self._send(StepResult.failure(add.request_id))
         finally:
             del self._waiting_for_grammar[add.request_id]
+            self._num_tokens_waiting -= add.num_prompt_tokens
         self._controls.between_steps.notify()
         self._wake_steps.set()
 
@@ -246,7 +266,8 @@ class _Connection:
                 scope.cancel()
         self._core.abort(request_ids)
         self._controls.between_steps.notify()
-        self._send_stats_if_changed()
+        if self._core.has_freed or self._stats_changed:
+            self._send(self._core.take_freed())
 
     async def _answer(self, call: Utility) -> None:
         result = error = None
@@ -275,10 +296,21 @@ class _Connection:
             self._send_result()
             self._core.plan_ahead()
             await self._stream.wait_room()
-            outputs = await job.wait()
+            outputs = await self._wait_for(job)
             await self._let_reader_catch_up()
             self._core.finish(plan, outputs)
             self._controls.between_steps.arrive()
+
+    async def _wait_for(self, job: Job[Sequence[SequenceOutput]]) -> Sequence[SequenceOutput]:
+        """The step's result. A step that takes too long cannot be ended, as a thread cannot, and everything
+        in here that ends waits for it. So the client is told while the writer still runs, and ends the
+        process; in its own process it can only wait for the step, too."""
+        with trio.move_on_after(self._step_timeout):
+            return await job.wait()
+        text = f"a step took longer than {self._step_timeout:g} seconds (--step-timeout)"
+        self._stream.send_nowait(Fatal(message=text, traceback=""))
+        await trio.sleep_forever()
+        raise AssertionError("unreachable")
 
     @staticmethod
     async def _let_reader_catch_up() -> None:
@@ -292,28 +324,29 @@ class _Connection:
         result = self._core.take_result()
         for failure in result.failures:
             log.error("%s", failure)
-        if result.request_ids or self._stats_changed:
+        if result.request_ids or result.freed or self._stats_changed:
             for part in split_step(result):
                 self._send(part)
 
-    def _send_stats_if_changed(self) -> None:
-        """Aborts and ends change the counts without a step: the gauges must fall all the same."""
-        if self._stats_changed:
-            self._send(StepResult())
-
     @property
     def _stats_changed(self) -> bool:
-        return self._core.stats_changed or len(self._waiting_for_grammar) != self._num_waiting_told
+        """Arrivals, aborts and ends change the counts also without a step."""
+        return self._core.stats_changed or self._arrivals_told != self._arrivals
+
+    @property
+    def _arrivals(self) -> tuple[int, int]:
+        return self._num_received, len(self._waiting_for_grammar)
 
     def _send(self, result: StepResult) -> None:
         stats = self._core.take_stats()
-        self._num_waiting_told = len(self._waiting_for_grammar)
-        if self._waiting_for_grammar or self._controls.sleep_level:
-            stats = attrs.evolve(
-                stats,
-                num_waiting=stats.num_waiting + len(self._waiting_for_grammar),
-                sleep_level=self._controls.sleep_level,
-            )
+        self._arrivals_told = self._arrivals
+        stats = attrs.evolve(
+            stats,
+            num_waiting=stats.num_waiting + len(self._waiting_for_grammar),
+            num_queued_tokens=stats.num_queued_tokens + self._num_tokens_waiting,
+            num_received=self._num_received,
+            sleep_level=self._controls.sleep_level,
+        )
         self._stream.send_nowait(pack_step(result, stats))
 
 

@@ -52,4 +52,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All scopes have been left. Taking the interpreter apart, with torch in it, takes longer than the parent
+    # waits for an orderly end.
+    os._exit(exit_code)

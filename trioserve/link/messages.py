@@ -100,6 +100,10 @@ class Add:
     priority: int = 0
     cache_salt: str | None = None
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids) // 4
+
 
 @attrs.frozen(kw_only=True)
 class Refused:
@@ -113,7 +117,8 @@ class Refused:
 
 @attrs.frozen
 class Abort:
-    """Stop these sequences and free their blocks before the next step; unknown ids are fine."""
+    """Stop these sequences and free their blocks before the next step; unknown ids are fine. Each id is
+    answered once, in `StepOutputs.freed`."""
 
     request_ids: list[int]
 
@@ -172,6 +177,9 @@ class StepOutputs:
     prompt_logprobs: LogprobColumns | None
     """Of prompt positions from the second on, each request's in order, in as many parts as it has steps."""
     stats: CoreStats
+    freed: bytes = b""
+    """int64: ids of an `Abort` that hold nothing in the core any more, or never did. Nothing else is sent of
+    them. Sent as soon as it is so: at once, or when the step that computes them is back."""
 
 
 Message = Hello | Ready | Fatal | Add | Abort | Utility | UtilityResult | StepOutputs | Refused

@@ -29,8 +29,9 @@ def _watch(link_fd: int, stop_fd: int) -> None:
     poll = select.poll()
     poll.register(link_fd, 0)  # only POLLHUP: a half-close is an orderly request to end, and no hangup
     poll.register(stop_fd, select.POLLIN)
-    for fd, _ in poll.poll():
-        if fd == link_fd:
+    for fd, event in poll.poll():
+        # At an orderly end this process has closed the link itself, which is another event: POLLNVAL.
+        if fd == link_fd and event & select.POLLHUP:
             os._exit(1)  # nobody is left to tell, and nothing here outlives the process
 
 

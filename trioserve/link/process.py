@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -32,6 +33,9 @@ long step has nothing to lose either."""
 _REAP_TIMEOUT = 10.0
 """Seconds for all of it; only a process in an uninterruptible wait takes longer to die."""
 
+_ORDERLY = 0
+"""The exit status of a core that was asked to end."""
+
 
 class EngineProcess:
     """The child (`python -m MODULE FD`, with its end of a socket), from its start until it has been reaped.
@@ -41,15 +45,13 @@ class EngineProcess:
     """
 
     def __init__(self, module: str = "trioserve.link.engine_process") -> None:
+        """Raises OSError: the system has no process, memory or file descriptor left."""
         near, far = socket.socketpair()
         with far:
             try:
-                self._child = subprocess.Popen(
-                    [sys.executable, "-m", module, str(far.fileno())],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,  # the parent's stdout may carry somebody's data
-                    pass_fds=[far.fileno()],
-                )
+                self._child = _start_child(module, far.fileno())
+                # Open from the start, so that reaping works where no file descriptor is left. -1 once reaped.
+                self._pidfd = _open_pidfd(self._child)
             except BaseException:
                 near.close()
                 raise
@@ -59,24 +61,48 @@ class EngineProcess:
     async def wait(self) -> int:
         """Wait for the end and reap the child; cancelling leaves it running. Returns the exit status."""
         while (status := self._child.poll()) is None:
-            # pidfd_open cannot hit another process: until poll() reaps it, the pid is the child's.
-            pidfd = os.pidfd_open(self._child.pid)
-            try:
-                await trio.lowlevel.wait_readable(pidfd)
-            finally:
-                os.close(pidfd)
+            await trio.lowlevel.wait_readable(self._pidfd)
+        self.forget()
         return status
 
-    async def stop(self) -> None:
-        """See the child to its end: the link has told it; after a grace period, SIGKILL."""
+    async def stop(self) -> str | None:
+        """See the child to its end: the link has told it; after a grace period, SIGKILL.
+
+        Returns how it ended, in words, if that was neither in order nor by this."""
         with trio.move_on_after(_SHUTDOWN_GRACE):
-            await self.wait()
-            return
+            status = await self.wait()
+            return None if status == _ORDERLY else describe_exit(status)
         self._child.kill()
         await self.wait()
+        return None
 
     def kill(self) -> None:
         self._child.kill()
+
+    def forget(self) -> None:
+        """Wait for it no more: it has been reaped, or cannot be."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _start_child(module: str, link_fd: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, str(link_fd)],
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # the parent's stdout may carry somebody's data
+        pass_fds=[link_fd],
+    )
+
+
+def _open_pidfd(child: subprocess.Popen[bytes]) -> int:
+    """It cannot mean another process: until `poll()` reaps the child, the pid is the child's."""
+    try:
+        return os.pidfd_open(child.pid)
+    except OSError:
+        child.kill()
+        child.wait()
+        raise
 
 
 def describe_exit(status: int) -> str:
@@ -96,22 +122,42 @@ async def open_process_client(config: EngineConfig, model: ResolvedModel) -> Asy
     Raises:
       EngineStartError: it did not become ready, with the reason.
     """
-    process = EngineProcess()
+    try:
+        process = EngineProcess()
+    except OSError as error:
+        raise EngineStartError(f"The engine core's process could not be started: {error}") from error
     stream = MessageStream(trio.SocketStream(process.socket))
+    client: EngineCoreClient | None = None
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.run_writer)
             try:
                 ready = await _start(process, stream, config, model)
-                yield EngineCoreClient(stream, ready)
+                client = EngineCoreClient(stream, ready, reap=partial(_reap, process))
+                yield client
             finally:
                 # A half-close asks the core to end; if it does not, stop() kills it.
                 stream.shut_down_sending()
                 with trio.CancelScope(shield=True, relative_deadline=_REAP_TIMEOUT):
-                    await process.stop()
+                    ending = await process.stop()
+                    if client is not None:
+                        client.ended_by_itself = ending
             end_nursery(nursery)
     finally:
+        process.forget()
         stream.close()
+
+
+async def _reap(process: EngineProcess) -> str:
+    """See a core to its end that serves nobody any more. How it ended, in words; cancelling leaves the rest
+    to the scope that owns it."""
+    with trio.move_on_after(_SHUTDOWN_GRACE):
+        return describe_exit(await process.wait())
+    process.kill()
+    with trio.move_on_after(_REAP_TIMEOUT):
+        await process.wait()
+        return "it had to be killed"
+    return "it cannot be killed"
 
 
 async def _start(

@@ -58,4 +58,5 @@ def _part(result: StepResult, requests: slice) -> StepResult:
         stop_token_ids=result.stop_token_ids[requests],
         num_cached_tokens=result.num_cached_tokens[requests],
         prompt_logprobs=result.prompt_logprobs[requests],
+        freed=() if requests.start else result.freed,
     )

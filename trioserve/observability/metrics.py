@@ -41,6 +41,9 @@ _REQUEST = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0,
     30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
+_ABORT_TO_FREE = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 """vLLM's names, by sleep level. (At level 1, ours keeps the weights where they are.)"""
 _ITERATION = tuple(float(bound) for bound in (1, *(2**power for power in range(3, 15))))
@@ -60,13 +63,15 @@ class CacheChanges(Protocol):
 class StepStats(Protocol):
     """What `EngineMetrics.record_stats` reads: an engine core's state after a step.
 
-    The first four are levels; the others are what was added since the stats before.
+    The first five are levels; the others are what was added since the stats before.
     """
 
     @property
     def num_running(self) -> int: ...
     @property
     def num_waiting(self) -> int: ...
+    @property
+    def num_queued_tokens(self) -> int: ...
     @property
     def kv_cache_usage(self) -> float: ...
     @property
@@ -95,8 +100,10 @@ class StepStats(Protocol):
 
 @attrs.define(eq=False)
 class _Levels:
+    up: int = 0
     running: int = 0
     waiting: int = 0
+    queued_tokens: int = 0
     kv_cache_usage: float = 0.0
     sleep_level: int = 0
 
@@ -119,6 +126,10 @@ class _Counters:
     accepted_per_position: list[int] = attrs.Factory(list)
     finished: list[int] = attrs.Factory(lambda: [0] * (max(FinishReason) + 1))
     """By `FinishReason`."""
+    deaths: int = 0
+    restarts: int = 0
+    refused: dict[str, int] = attrs.Factory(lambda: {"queue_full": 0, "queued_tokens": 0})
+    """By reason."""
 
 
 @attrs.frozen(kw_only=True)
@@ -175,6 +186,11 @@ class EngineMetrics(Collector):
         self._iteration = Histogram(
             _PREFIX + "iteration_tokens_total", "Tokens (prompt and generated) per engine step.", _ITERATION
         )
+        self._abort_to_free = Histogram(
+            _PREFIX + "abort_to_free_seconds",
+            "From the abort of a sequence to the news that its memory is free.",
+            _ABORT_TO_FREE,
+        )
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
 
@@ -183,6 +199,7 @@ class EngineMetrics(Collector):
         levels, counters = self._levels, self._counters
         levels.running = stats.num_running
         levels.waiting = stats.num_waiting
+        levels.queued_tokens = stats.num_queued_tokens
         levels.kv_cache_usage = stats.kv_cache_usage
         levels.sleep_level = stats.sleep_level
         counters.preemptions += stats.num_preemptions
@@ -207,9 +224,15 @@ class EngineMetrics(Collector):
         for position, number in enumerate(stats.accepted_per_position):
             accepted[position] += number
 
+    def record_ready(self, *, is_restart: bool) -> None:
+        """An engine core serves from now on: the first one, or one in the place of another that died."""
+        self._levels = _Levels(up=1)
+        self._counters.restarts += is_restart
+
     def record_death(self) -> None:
-        """The engine core is gone, and all that it held."""
+        """The engine core is gone, and all that it held; or it could not be restarted."""
         self._levels = _Levels()
+        self._counters.deaths += 1
 
     def record_first_token(self, seconds: float) -> None:
         """A request's first token came this long after its arrival."""
@@ -227,6 +250,16 @@ class EngineMetrics(Collector):
         self._request_prompt.observe(num_prompt_tokens)
         self._request_generation.observe(num_generation_tokens)
         self._request_time.observe(seconds)
+
+    def record_refusal(self, reason: str) -> None:
+        """A request was turned away at the door, for lack of room: a word of a fixed list, such as
+        queue_full."""
+        refused = self._counters.refused
+        refused[reason] = refused.get(reason, 0) + 1
+
+    def record_abort_to_free(self, seconds: float) -> None:
+        """The engine core has freed a sequence, so long after its abort was sent."""
+        self._abort_to_free.observe(seconds)
 
     def totals(self) -> EngineTotals:
         levels, counters = self._levels, self._counters
@@ -258,14 +291,17 @@ class EngineMetrics(Collector):
             self._request_prompt,
             self._request_generation,
             self._iteration,
+            self._abort_to_free,
         ):
             yield histogram.collect(self._label_names, self._label_values)
 
     def _collect_gauges(self) -> Iterable[Metric]:
         levels = self._levels
         for name, text, value in (
+            ("engine_up", "1 while an engine core serves, 0 while there is none.", levels.up),
             ("num_requests_running", "Requests in the running batch.", levels.running),
             ("num_requests_waiting", "Requests that wait to be scheduled.", levels.waiting),
+            ("num_prompt_tokens_waiting", "Prompt tokens of those that wait.", levels.queued_tokens),
             ("kv_cache_usage_perc", "KV blocks in use, from 0 to 1.", levels.kv_cache_usage),
         ):
             gauge = GaugeMetricFamily(_PREFIX + name, text, labels=self._label_names)
@@ -285,6 +321,8 @@ class EngineMetrics(Collector):
         for name, text, value in (
             ("prompt_tokens", "Prompt tokens computed.", counters.prompt_tokens),
             ("generation_tokens", "Tokens generated.", counters.generation_tokens),
+            ("engine_deaths", "Engine cores that died or could not be restarted.", counters.deaths),
+            ("engine_restarts", "Engine cores in the place of one that died.", counters.restarts),
             ("num_preemptions", "Requests put back to be computed again.", counters.preemptions),
             ("prefix_cache_queries", "Prompt tokens looked up.", counters.prefix_cache_queries),
             ("prefix_cache_hits", "Prompt tokens found.", counters.prefix_cache_hits),
@@ -309,6 +347,12 @@ class EngineMetrics(Collector):
             "Requests ended.",
             "finished_reason",
             {str(reason): counters.finished[reason] for reason in FinishReason},
+        )
+        yield self._collect_labelled(
+            "requests_refused",
+            "Requests turned away because there was no room.",
+            "reason",
+            counters.refused,
         )
 
     def _collect_labelled(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:

@@ -1,57 +1,55 @@
-"""Bearer keys."""
+"""Who sends a request, and whether it may: bearer keys."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from typing import TYPE_CHECKING
+import ipaddress
+from typing import TYPE_CHECKING, cast
 
-from quart import Quart, request
+from quart import Quart, g, request
 
 from trioserve.server.errors import unauthorized
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
-__all__ = ["OPEN_PATHS", "ApiKeys", "require_keys"]
+    from trioserve.server.api_keys import ApiKeys
 
-OPEN_PATHS = frozenset({"/health", "/ping"})
-"""What load balancers ask without a key. All else needs one: /metrics and /version as well."""
-
-
-class ApiKeys:
-    """The keys that are accepted; only their hashes are held."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(_digest(key.encode()) for key in keys)
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
-
-    def accepts(self, key: bytes) -> bool:
-        """Takes the same time whichever key matches, and if none does."""
-        given = _digest(key)
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return any(matches)
+__all__ = ["client_of_request", "require_keys"]
 
 
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+def client_of_request() -> str:
+    """Who sent the request at hand, for limits and for what belongs to somebody; opaque.
+
+    It is the digest of the API key, or, where none is known, the address of the connection: of IPv6 the first
+    64 bits, as a network hands out no less. Headers such as X-Forwarded-For, which anybody can send, are not
+    looked at: behind a proxy, give each client a key.
+    """
+    return cast("str", g.client)
 
 
-def require_keys(app: Quart, keys: ApiKeys) -> None:
-    """Every request of `app` must bring one of `keys`, but for `OPEN_PATHS`; without keys nothing changes."""
-    if not keys:
-        return
+def require_keys(app: Quart, keys: ApiKeys, open_paths: Collection[str]) -> None:
+    """Every request of `app`, whether its path exists or not, must bring one of `keys`, but for exactly
+    `open_paths`. Without keys everybody may. Either way `client_of_request` is known from then on."""
 
     async def check() -> None:
-        if request.path in OPEN_PATHS:
-            return
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            raise unauthorized(given=False)
-        # ASGI servers show a header's bytes as Latin-1.
-        if not keys.accepts(key.strip(" \t").encode("latin-1")):
-            raise unauthorized(given=True)
+        key = _bearer_key() if keys else None
+        digest = None if key is None else keys.find(key)
+        g.client = f"address:{_network()}" if digest is None else f"key:{digest}"
+        if keys and digest is None and request.path not in open_paths:
+            raise unauthorized(given=key is not None)
 
     app.before_request(check)
+
+
+def _bearer_key() -> bytes | None:
+    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+    # ASGI servers show a header's bytes as Latin-1.
+    return key.strip(" \t").encode("latin-1") if scheme.lower() == "bearer" else None
+
+
+def _network() -> str:
+    host, *_ = request.scope.get("client") or ("unix",)
+    if ":" not in host:
+        return str(host)
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 from msgspec import UNSET
 
+from trioserve.errors import InvalidRequestError
 from trioserve.server.errors import naming, public_finish_reason
 from trioserve.server.framing import ChunkFraming
 from trioserve.server.generation import Generation, open_outputs
@@ -20,11 +21,10 @@ from trioserve.server.protocol.chat import (
 )
 from trioserve.server.protocol.readers import CHAT_READER
 from trioserve.server.replies import json_reply
-from trioserve.server.request_scope import request_stack
+from trioserve.server.request_scope import limit_request, request_stack
 from trioserve.server.sampling import make_beam_search_params, make_params
 from trioserve.server.service import Service, read_json_body
-from trioserve.server.sse import sse_response
-from trioserve.server.streaming import EventStream
+from trioserve.server.streaming import start_stream
 from trioserve.server.usage import UsageCounter
 
 if TYPE_CHECKING:
@@ -47,9 +47,12 @@ class ChatCompletions:
 
     _service: Service
     _max_body_size: int
+    _trusts_templates: bool = False
+    """Requests may bring their own chat template."""
 
     async def create(self) -> Response:
         request = CHAT_READER.read(await read_json_body(self._max_body_size))
+        limit_request(request.timeout)
         self._service.check_model(request.model)
         head = self._service.reply_head("chatcmpl", request.request_id)
         with naming(request.field_names):
@@ -60,9 +63,8 @@ class ChatCompletions:
         outputs = await open_outputs(self._service.llm, generation, request_stack())
         tokenizer = self._service.llm.tokenizer
         if request.stream:
-            events = EventStream(outputs, ChatChunks(request, head, tokenizer), num_prompts=1)
-            await events.start()
-            return sse_response(events)
+            writer = ChatChunks(request, head, tokenizer)
+            return await start_stream(outputs, writer, num_prompts=1, field_names=request.field_names)
         _, output = await outputs.next()
         return json_reply(_whole_reply(request, head, output, tokenizer))
 
@@ -74,6 +76,7 @@ class ChatCompletions:
             continue_final_message=bool(request.continue_final_message),
             tools=request.tools,
             template_kwargs=request.template_kwargs,
+            chat_template=self._foreign_template(request),
         )
         return Generation(
             prompts=[prompt],
@@ -82,6 +85,15 @@ class ChatCompletions:
             cache_salt=request.cache_salt,
             priority=request.priority or 0,
         )
+
+    def _foreign_template(self, request: ChatCompletionRequest) -> str | None:
+        if request.chat_template is not None and not self._trusts_templates:
+            raise InvalidRequestError(
+                "chat_template must be null: this server takes no templates from requests "
+                "(--trust-request-chat-template).",
+                parameter="chat_template",
+            )
+        return request.chat_template
 
     def _params(self, request: ChatCompletionRequest) -> SamplingParams | BeamSearchParams:
         limit = request.token_limit

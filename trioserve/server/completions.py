@@ -16,11 +16,10 @@ from trioserve.server.logprobs import TextOffsets, completion_logprobs, prompt_l
 from trioserve.server.protocol.completions import Completion, CompletionChoice
 from trioserve.server.protocol.readers import COMPLETION_READER
 from trioserve.server.replies import json_reply
-from trioserve.server.request_scope import request_stack
+from trioserve.server.request_scope import limit_request, request_stack
 from trioserve.server.sampling import make_beam_search_params, make_params
 from trioserve.server.service import Service, read_json_body
-from trioserve.server.sse import sse_response
-from trioserve.server.streaming import EventStream
+from trioserve.server.streaming import start_stream
 from trioserve.server.usage import UsageCounter
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ class Completions:
 
     async def create(self) -> Response:
         request = COMPLETION_READER.read(await read_json_body(self._max_body_size))
+        limit_request(request.timeout)
         self._service.check_model(request.model)
         head = self._service.reply_head("cmpl", request.request_id)
         with naming(request.field_names):
@@ -63,9 +63,10 @@ class Completions:
         choices = _ChoiceWriter(request, self._service.llm.tokenizer)
         num_prompts = len(generation.prompts)
         if request.stream:
-            events = EventStream(outputs, CompletionChunks(request, head, choices), num_prompts=num_prompts)
-            await events.start()
-            return sse_response(events)
+            writer = CompletionChunks(request, head, choices)
+            return await start_stream(
+                outputs, writer, num_prompts=num_prompts, field_names=request.field_names
+            )
         return json_reply(await _whole_reply(head, outputs, choices, num_prompts))
 
     def _plan(self, request: CompletionRequest, head: ReplyHead) -> Generation:

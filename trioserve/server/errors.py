@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from trioserve.errors import (
     ClosedError,
     EngineDeadError,
     EngineGenerateError,
+    EngineRestartingError,
     InvalidRequestError,
     OverloadedError,
     PromptTooLongError,
@@ -23,6 +25,7 @@ from trioserve.errors import (
 )
 from trioserve.outputs import FinishReason
 from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
+from trioserve.server.protocol.lists import shorten
 
 if TYPE_CHECKING:
     from trioserve.outputs import CompletionOutput
@@ -36,7 +39,11 @@ __all__ = [
     "install_error_handler",
     "model_not_found",
     "naming",
+    "not_ready",
     "public_finish_reason",
+    "rate_limited",
+    "rename",
+    "shutting_down",
     "unauthorized",
     "unsupported_content_type",
 ]
@@ -46,6 +53,8 @@ _logger = logging.getLogger("trioserve.server")
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 TIMEOUT_ERROR = "timeout_error"
+RATE_LIMIT = "requests"
+"""OpenAI's type of a limit that counts requests."""
 
 
 @attrs.frozen
@@ -66,7 +75,7 @@ class ApiError(TrioserveError):
 
 
 def model_not_found(name: str) -> ApiError:
-    message = f"The model {name!r} does not exist."
+    message = f"The model {shorten(name)} does not exist."
     return ApiError(Failure(404, ErrorDetail(message, INVALID_REQUEST, "model", "model_not_found")))
 
 
@@ -81,7 +90,7 @@ def unauthorized(*, given: bool) -> ApiError:
 
 
 def unsupported_content_type(content_type: str | None) -> ApiError:
-    message = f"The content type must be application/json, got {content_type!r}."
+    message = f"The content type must be application/json, got {shorten(content_type)}."
     return ApiError(Failure(400, ErrorDetail(message, INVALID_REQUEST, None, "unsupported_content_type")))
 
 
@@ -90,9 +99,31 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(Failure(413, ErrorDetail(message, INVALID_REQUEST, None, "request_too_large")))
 
 
+def not_ready(reason: str) -> ApiError:
+    """`reason` is one word, for `code`."""
+    message = f"The server is not ready: {reason.replace('_', ' ')}."
+    return ApiError(Failure(503, ErrorDetail(message, SERVER_ERROR, None, reason)))
+
+
+def rate_limited(message: str, *, retry_after: float) -> ApiError:
+    """`retry_after` in seconds."""
+    detail = ErrorDetail(message, RATE_LIMIT, None, "rate_limit_exceeded")
+    return ApiError(Failure(429, detail, _retry_after(retry_after)))
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    """The header takes whole seconds; a client that waits so long has waited enough."""
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
 def deadline_exceeded() -> ApiError:
     message = "The request's deadline passed before it could be run to its end."
     return ApiError(Failure(504, ErrorDetail(message, TIMEOUT_ERROR, None, "deadline_exceeded")))
+
+
+def shutting_down() -> ApiError:
+    detail = ErrorDetail("The server is shutting down.", SERVER_ERROR, None, "shutting_down")
+    return ApiError(Failure(503, detail))
 
 
 @contextmanager
@@ -101,13 +132,20 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except InvalidRequestError as error:
-        parameter = (error.parameter or "").partition(".")[0]
-        if parameter in fields:
-            message = str(error)
-            if message.startswith(parameter):
-                message = fields[parameter] + message.removeprefix(parameter)
-            error.parameter, error.args = fields[parameter], (message,)
+        rename(error, fields)
         raise
+
+
+def rename(error: Exception, fields: Mapping[str, str]) -> None:
+    """As `naming`, of an error that was caught."""
+    if not isinstance(error, InvalidRequestError):
+        return
+    parameter = (error.parameter or "").partition(".")[0]
+    if parameter in fields:
+        message = str(error)
+        if message.startswith(parameter):
+            message = fields[parameter] + message.removeprefix(parameter)
+        error.parameter, error.args = fields[parameter], (message,)
 
 
 def public_finish_reason(completion: CompletionOutput) -> str | None:
@@ -150,11 +188,13 @@ def _describe_server_error(error: Exception) -> Failure:
         case EngineDeadError():
             return Failure(500, ErrorDetail("The engine has died.", SERVER_ERROR, None, "engine_dead"))
         case ClosedError():
-            detail = ErrorDetail("The server is shutting down.", SERVER_ERROR, None, "shutting_down")
-            return Failure(503, detail)
+            return shutting_down().failure
+        case EngineRestartingError():
+            detail = ErrorDetail("The engine is restarting.", SERVER_ERROR, None, "engine_restarting")
+            return Failure(503, detail, _retry_after(error.retry_after))
         case OverloadedError():
             detail = ErrorDetail(str(error), SERVER_ERROR, None, "overloaded")
-            return Failure(503, detail, {"Retry-After": "1"})
+            return Failure(503, detail, _retry_after(error.retry_after))
         case EngineGenerateError():
             _logger.error("a request failed in the engine: %s", error)
             return Failure(500, ErrorDetail("The request failed in the engine.", SERVER_ERROR))
@@ -163,17 +203,22 @@ def _describe_server_error(error: Exception) -> Failure:
             return Failure(500, ErrorDetail("Internal server error", SERVER_ERROR))
 
 
+_MAX_PATH = 200
+"""Characters of a path that an error repeats."""
+
+
 def _describe_http(error: HTTPException) -> Failure:
     """Of what Quart raises before, or instead of, a handler of ours."""
     status = error.code or 500
     headers: dict[str, str] = {}
+    path = request.path[:_MAX_PATH]
     code = None
     match error:
         case NotFound():
-            message, code = f"Invalid URL ({request.method} {request.path})", "unknown_url"
+            message, code = f"Invalid URL ({request.method} {path})", "unknown_url"
         case MethodNotAllowed():
             headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
-            message = f"{request.method} is not allowed on {request.path}; allowed: {headers['Allow']}."
+            message = f"{request.method} is not allowed on {path}; allowed: {headers['Allow']}."
             code = "method_not_supported"
         case RequestTimeout():
             message, code = "The body did not arrive in time.", "request_timeout"

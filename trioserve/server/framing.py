@@ -12,9 +12,12 @@ from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
 if TYPE_CHECKING:
     from trioserve.server.protocol.usage import Usage
 
-__all__ = ["DONE", "ChunkFraming", "ReplyHead", "error_frame"]
+__all__ = ["DONE", "KEEP_ALIVE", "ChunkFraming", "ReplyHead", "last_frames"]
 
 DONE = b"data: [DONE]\n\n"
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: clients of server-sent events pass over it (WHATWG HTML, section 9.2.6)."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -62,5 +65,6 @@ class ChunkFraming:
         return self._start + b'],"usage":' + _encode(usage) + b"}\n\n"
 
 
-def error_frame(detail: ErrorDetail) -> bytes:
-    return b"data: " + _encode(ErrorResponse(detail)) + b"\n\n"
+def last_frames(detail: ErrorDetail) -> bytes:
+    """How a stream ends that did not come to its end."""
+    return b"data: " + _encode(ErrorResponse(detail)) + b"\n\n" + DONE

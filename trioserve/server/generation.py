@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -11,11 +11,14 @@ import trio
 
 from trioserve.async_llm import AsyncLLM
 from trioserve.beam_search_params import BeamSearchParams
+from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.prompts import TextPrompt, TokensPrompt
 from trioserve.outputs import CompletionOutput, RequestOutput
 from trioserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
     from trioserve.outputs import BeamSearchOutput, BeamSearchSequence
 
 __all__ = ["Generation", "Outputs", "open_outputs"]
@@ -47,7 +50,7 @@ class Outputs(Protocol):
 
 
 async def open_outputs(llm: AsyncLLM, generation: Generation, stack: AsyncExitStack) -> Outputs:
-    """Submit every prompt; leaving `stack` aborts whatever has not ended by then.
+    """Submit every prompt; leaving `stack` aborts, synchronously, whatever has not ended by then.
 
     Raises:
       InvalidRequestError: of the first prompt that cannot be served.
@@ -55,29 +58,52 @@ async def open_outputs(llm: AsyncLLM, generation: Generation, stack: AsyncExitSt
     params = generation.params
     if isinstance(params, BeamSearchParams):
         return _BeamSearches(llm, generation, params)
-    streams = [
-        await stack.enter_async_context(
-            llm.stream(
-                prompt,
-                params,
-                request_id=request_id,
-                cache_salt=generation.cache_salt,
-                priority=generation.priority,
-            )
+    channels = []
+    for prompt, request_id in zip(generation.prompts, generation.request_ids, strict=True):
+        channel = await llm.submit(
+            prompt,
+            params,
+            request_id=request_id,
+            cache_salt=generation.cache_salt,
+            priority=generation.priority,
         )
-        for prompt, request_id in zip(generation.prompts, generation.request_ids, strict=True)
-    ]
-    if len(streams) == 1:
-        return _OneStream(streams[0])
-    return await stack.enter_async_context(_merge(streams))
+        stack.callback(llm.release, channel)
+        channels.append(channel)
+    return _OneChannel(channels[0]) if len(channels) == 1 else _MergedChannels(channels)
 
 
 @attrs.frozen(eq=False)
-class _OneStream:
-    _outputs: AsyncIterator[RequestOutput]
+class _OneChannel:
+    _channel: OutputChannel
 
     async def next(self) -> _Item:
-        return 0, await self._outputs.__anext__()
+        return 0, await self._channel.take()
+
+
+class _MergedChannels:
+    """Whichever has news, in the order in which they came. Nothing is taken from a channel before it is asked
+    for, so a channel that has to wait merges what comes, and a cancellation loses nothing."""
+
+    def __init__(self, channels: Sequence[OutputChannel]) -> None:
+        self._channels = channels
+        self._with_news: dict[int, None] = {}  # an ordered set of indices
+        self._arrival = trio.lowlevel.ParkingLot()
+        for index, channel in enumerate(channels):
+            channel.watcher = partial(self._note, index)
+            if channel.has_news:
+                self._note(index)
+
+    def _note(self, index: int) -> None:
+        self._with_news[index] = None
+        self._arrival.unpark_all()
+
+    async def next(self) -> _Item:
+        await trio.lowlevel.checkpoint()
+        while not self._with_news:
+            await self._arrival.park()
+        index = next(iter(self._with_news))
+        del self._with_news[index]
+        return index, self._channels[index].take_nowait()
 
 
 @attrs.define(eq=False)
@@ -122,38 +148,3 @@ def _found_completion(index: int, sequence: BeamSearchSequence) -> CompletionOut
         finish_reason=sequence.finish_reason,
         stop_reason=sequence.stop_reason,
     )
-
-
-@attrs.frozen(eq=False)
-class _MergedStreams:
-    _channel: trio.MemoryReceiveChannel[_Item | Exception]
-
-    async def next(self) -> _Item:
-        item = await self._channel.receive()
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-
-@asynccontextmanager
-async def _merge(streams: Sequence[AsyncIterator[RequestOutput]]) -> AsyncIterator[Outputs]:
-    """One task per stream. Nothing is buffered: a stream whose output is not taken merges the next ones."""
-    send, receive = trio.open_memory_channel[_Item | Exception](0)
-    async with trio.open_nursery() as nursery:
-        for index, outputs in enumerate(streams):
-            nursery.start_soon(_forward, index, outputs, send)
-        try:
-            yield _MergedStreams(receive)
-        finally:
-            nursery.cancel_scope.cancel()
-
-
-async def _forward(
-    index: int, outputs: AsyncIterator[RequestOutput], channel: trio.MemorySendChannel[_Item | Exception]
-) -> None:
-    # A failure must not cancel the nursery: the consumer runs inside it, and has a client to tell.
-    try:
-        async for output in outputs:
-            await channel.send((index, output))
-    except Exception as error:
-        await channel.send(error)

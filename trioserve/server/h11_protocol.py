@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +11,7 @@ import h11
 from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClosed
 
 from trioserve.server.http_context import error_body
+from trioserve.server.request_ids import REQUEST_ID_HEADER, is_request_id
 from trioserve.server.request_stream import STREAM_ID, RequestStream
 
 if TYPE_CHECKING:
@@ -20,6 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["Http1Protocol", "Transport", "is_chunked"]
 
 _UNKNOWN = b"-"
+
+# Each costs microseconds to parse and to hand on: 64 KiB of the shortest would hold up all connections.
+_MAX_HEADER_LINES = 100
+
+# Of a body that nobody wants: to pass over more than that would hold up the other connections.
+_MAX_SKIPPED_PARTS = 64
+
+_HOST = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
+_HEAD_END = re.compile(rb"\n\r?\n")
+_ID_LINE = re.compile(rb"\n" + REQUEST_ID_HEADER + rb":([^\r\n]*)\r?\n", re.IGNORECASE)
 
 
 class Transport(Protocol):
@@ -70,18 +82,18 @@ class Http1Protocol:
         self._h11 = h11.Connection(h11.SERVER, context.limits.max_header_bytes)
         self._stream: RequestStream | None = None
         self._method = self._target = _UNKNOWN
+        self._request_id = b""  # as the client gave it, if it may be said back
         self._body_size = 0
         self._head = b""  # of a response whose body has not begun
         self._chunked = False
         # True from the moment when a whole request is read and more has arrived, to the end of its response.
-        # Meanwhile nothing is parsed; `_pipelined` counts the bytes that come.
+        # Meanwhile nothing is parsed.
         self._paused = False
-        self._pipelined = 0
 
     @property
     def has_unparsed_bytes(self) -> bool:
         """Whether a part of a next request is there."""
-        return bool(self._h11.trailing_data[0])
+        return bool(self._unparsed)
 
     @property
     def expects_more(self) -> bool:
@@ -100,17 +112,19 @@ class Http1Protocol:
         if not self._paused:
             await self.parse()
             return
-        self._pipelined += len(data)
-        if self._pipelined > self._context.limits.max_pipelined_bytes:
+        if len(self._unparsed) > self._context.limits.max_pipelined_bytes:
             self.client_left()
             self._transport.close()
 
     async def parse(self) -> None:
         """Handle what is in the buffer, as far as it goes."""
         while True:
+            if refusal := self._objection_to_head():
+                await self._refuse(refusal)
+                return
             await self._send_continue()
             try:
-                event = self._h11.next_event()
+                event = self._next_event()
             except h11.RemoteProtocolError as error:
                 await self._refuse(self._explain(error))
                 return
@@ -119,6 +133,8 @@ class Http1Protocol:
                 return
             if not isinstance(event, (h11.Request, h11.Data, h11.EndOfMessage)):
                 return
+            if self._stream is None and not isinstance(event, h11.Request):
+                return  # answered before its body had come, so the connection is closing
             refusal = await self._take(event)
             if refusal is not None:
                 await self._refuse(refusal)
@@ -140,11 +156,25 @@ class Http1Protocol:
             case StreamClosed():
                 self._recycle()
 
+    @property
+    def _unparsed(self) -> bytes:
+        return self._h11.trailing_data[0]
+
+    def _next_event(self) -> object:
+        """What h11 finds in the buffer.
+
+        Raises:
+          h11.RemoteProtocolError: it is not HTTP/1.1, or does not end.
+        """
+        # What follows a request that was to be the last is ignored (RFC 9112, section 9.6).
+        if self._h11.their_state is h11.MUST_CLOSE and self.has_unparsed_bytes:
+            return h11.PAUSED
+        return self._h11.next_event()
+
     async def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> _Refusal | None:
         if isinstance(event, h11.Request):
             return self._take_request(event)
-        if self._stream is None:
-            return None
+        assert self._stream is not None
         if isinstance(event, h11.EndOfMessage):
             await self._stream.handle(EndBody(stream_id=STREAM_ID))
             return None
@@ -156,14 +186,11 @@ class Http1Protocol:
 
     def _take_request(self, request: h11.Request) -> _Refusal | None:
         self._method, self._target = bytes(request.method), bytes(request.target)
+        self._request_id = _request_id(request)
         self._body_size = 0
         self._transport.set_idle(False)
-        if request.http_version not in {b"1.0", b"1.1"}:
-            return _Refusal(505, "Only HTTP/1.1 is spoken here.")
-        if self._context.draining:
-            return _Refusal(503, "The server is shutting down.")
-        if _content_length(request) > self._context.limits.max_body_size:
-            return self._body_too_large()
+        if refusal := self._objection(request):
+            return refusal
         target = _origin_form(self._method, self._target)
         if target is None:
             return _Refusal(400, "The target of the request must be a path.")
@@ -171,14 +198,47 @@ class Http1Protocol:
         self._stream.begin(request, target)
         return None
 
+    def _objection(self, request: h11.Request) -> _Refusal | None:
+        if request.http_version not in {b"1.0", b"1.1"}:
+            return _Refusal(505, "Only HTTP/1.1 is spoken here.")
+        if self._method != self._method.upper():
+            # ASGI has methods in capitals only; to h11, "head" is not HEAD (RFC 9110, section 9.1).
+            return _Refusal(501, "Methods are spelled in capital letters.")
+        if self._context.draining:
+            return _Refusal(503, "The server is shutting down.")
+        headers = dict(request.headers)
+        if b"transfer-encoding" in headers and (
+            b"content-length" in headers or request.http_version == b"1.0"
+        ):
+            # A proxy in front may see the body end elsewhere (RFC 9112, section 6.1).
+            return _Refusal(400, "Transfer-Encoding goes neither with Content-Length nor with HTTP/1.0.")
+        if int(headers.get(b"content-length", 0)) > self._context.limits.max_body_size:
+            return self._body_too_large()
+        return None
+
     def _body_too_large(self) -> _Refusal:
         return _Refusal(413, f"The body is larger than {self._context.limits.max_body_size} bytes.")
 
     def _explain(self, error: h11.RemoteProtocolError) -> _Refusal:
-        if error.error_status_hint == 431:  # h11 says so of whatever does not end
-            limit = self._context.limits.max_header_bytes
-            return _Refusal(431, f"The headers of the request are longer than {limit} bytes.")
-        return _Refusal(error.error_status_hint, f"The request is not valid HTTP/1.1: {error}"[:300])
+        if error.error_status_hint != 431:
+            return _Refusal(error.error_status_hint, f"The request is not valid HTTP/1.1: {error}"[:300])
+        # h11 says 431 of whatever does not end, and of the head that is found before (`_objection_to_head`).
+        limit = self._context.limits.max_header_bytes
+        return _Refusal(400, f"A line between the chunks of the body is longer than {limit} bytes.")
+
+    def _objection_to_head(self) -> _Refusal | None:
+        """Looks before h11 does, because parsing is what costs."""
+        if self._h11.their_state is not h11.IDLE:
+            return None
+        unparsed, limit = self._unparsed, self._context.limits.max_header_bytes
+        if len(unparsed) > limit and not _HEAD_END.search(unparsed, 0, limit):
+            message = f"The headers of the request are longer than {limit} bytes."
+        elif _num_head_lines(unparsed) > _MAX_HEADER_LINES + 1:
+            message = f"The request has more than {_MAX_HEADER_LINES} header lines."
+        else:
+            return None
+        self._request_id = _unparsed_request_id(unparsed)
+        return _Refusal(431, message)
 
     async def _refuse(self, refusal: _Refusal) -> None:
         """Answer in the application's place, if there is no answer yet, and end the connection."""
@@ -196,9 +256,12 @@ class Http1Protocol:
 
     def _skip_request(self) -> None:
         """Pass over what has come of the request, so that `expects_more` knows whether that was all."""
+        if self._h11.their_state is not h11.SEND_BODY:
+            return
         with suppress(h11.RemoteProtocolError):
-            while isinstance(self._h11.next_event(), (h11.Data, h11.EndOfMessage)):
-                pass
+            for _ in range(_MAX_SKIPPED_PARTS):
+                if not isinstance(self._h11.next_event(), (h11.Data, h11.EndOfMessage)):
+                    return
 
     def _encode_refusal(self, refusal: _Refusal) -> bytes:
         body = error_body(refusal.status, refusal.message)
@@ -208,6 +271,8 @@ class Http1Protocol:
             (b"connection", b"close"),
             *self._context.config.response_headers("h11"),
         ]
+        if self._request_id:
+            headers.append((REQUEST_ID_HEADER, self._request_id))
         if refusal.status == 503:
             headers.append((b"retry-after", b"1"))
         head = self._h11.send(h11.Response(status_code=refusal.status, headers=headers))
@@ -247,9 +312,10 @@ class Http1Protocol:
             return
         self._h11.start_next_cycle()
         self._method = self._target = _UNKNOWN
+        self._request_id = b""
         self._transport.set_idle(True)
         if self._paused:
-            self._paused, self._pipelined = False, 0
+            self._paused = False
             self._transport.resume()
 
 
@@ -258,14 +324,31 @@ def is_chunked(head: bytes) -> bool:
     return b"\r\ntransfer-encoding: chunked\r\n" in head.lower()
 
 
-def _content_length(request: h11.Request) -> int:
-    return next((int(value) for name, value in request.headers if name == b"content-length"), 0)
+def _num_head_lines(unparsed: bytes) -> int:
+    """Complete lines of the head at the start of `unparsed`, the request line included."""
+    if unparsed.count(b"\n") <= _MAX_HEADER_LINES:
+        return 0  # few enough, wherever the head ends
+    end = _HEAD_END.search(unparsed)
+    return unparsed.count(b"\n", 0, end.start() + 1 if end else None)
+
+
+def _request_id(request: h11.Request) -> bytes:
+    given = next((value for name, value in request.headers if name == REQUEST_ID_HEADER), b"")
+    return given if is_request_id(given.decode("latin-1")) else b""
+
+
+def _unparsed_request_id(head: bytes) -> bytes:
+    """Of a request whose head is too long to be parsed."""
+    line = _ID_LINE.search(head)
+    given = line[1].strip(b" \t") if line else b""
+    return given if is_request_id(given.decode("latin-1")) else b""
 
 
 def _origin_form(method: bytes, target: bytes) -> bytes | None:
     """The target as a path; `http://host/path` counts as `/path` (RFC 9112, section 3.2.2)."""
     if target.startswith(b"/") or (method == b"OPTIONS" and target == b"*"):
         return target
-    if not target.lower().startswith((b"http://", b"https://")):
+    host = _HOST.match(target)
+    if host is None:
         return None
-    return b"/" + target.partition(b"://")[2].partition(b"/")[2]
+    return b"/" + target[host.end() :].removeprefix(b"/")

@@ -3,7 +3,8 @@
 Stock hypercorn on trio lets one connection's exception end the server, does not see a client leave behind a
 pipelined request, cannot cancel a blocked write, and leaves reused idle connections open. This loop keeps
 hypercorn's handling of ASGI messages (`HTTPStream`), events and settings, and owns the rest: the accept loop
-here, the connection in `connection.py`, HTTP/1.1 in `h11_protocol.py`, the request in `request_stream.py`.
+here, the connection in `connection.py`, HTTP/1.1 in `h11_protocol.py`, HTTP/2 in `h2_protocol.py`, the
+request in `request_stream.py`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
 from trioserve.server.connection import Connection
+from trioserve.server.connection_room import ConnectionRoom
 from trioserve.server.http_context import HttpLimits, ServingContext
 from trioserve.server.lifespan import open_lifespan
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hypercorn.typing import ASGIFramework
+
+    from trioserve.server.tls import Certificates
 
 __all__ = ["HttpLimits", "serve_http"]
 
@@ -37,15 +41,18 @@ async def serve_http(
     *,
     shutdown: trio.Event,
     access_log: bool,
+    certificates: Certificates | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve `app` over HTTP/1.1 until `shutdown` is set and the requests are done.
+    """Serve `app` over HTTP until `shutdown` is set and the requests are done.
 
     `listeners` are bound, listening stream sockets, TCP or Unix; they are closed here in any case, and their
-    paths left alone. `task_status` tells that the application has started and connections are accepted.
+    paths left alone. With `certificates` they all speak TLS, and HTTP/2 if those say so; else HTTP/1.1 in
+    clear text. `task_status` tells that the application has started and connections are accepted.
 
     Shutdown: the listeners and idle connections are closed at once; running requests go on, and a further
-    one on their connections gets 503; what still runs after `limits.shutdown_timeout` is cancelled.
+    one on their connections gets 503 (on HTTP/2: REFUSED_STREAM, after a GOAWAY); what still runs after
+    `limits.shutdown_timeout` is cancelled.
 
     Failures: an exception in a connection or in the application's handling of a request is logged under
     `trioserve.http`, and ends that connection or request only. Requests are logged under `trioserve.access`.
@@ -57,7 +64,7 @@ async def serve_http(
       Exception: what the application's lifespan task raises at any time; what `accept` raises, unless it
         means that the process is short of file descriptors, when it is tried again.
     """
-    context = _make_context(app, limits, access_log)
+    context = _make_context(app, limits, access_log, certificates)
     sockets = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in listeners]
 
     async def serve_connection(stream: trio.SocketStream) -> None:
@@ -85,7 +92,9 @@ def _closing(listeners: Sequence[trio.SocketListener]) -> Iterator[None]:
             listener.socket.close()
 
 
-def _make_context(app: ASGIFramework, limits: HttpLimits, access_log: bool) -> ServingContext:
+def _make_context(
+    app: ASGIFramework, limits: HttpLimits, access_log: bool, certificates: Certificates | None = None
+) -> ServingContext:
     config = Config()
     config.include_server_header = False
     config.errorlog = None  # hypercorn would put a handler on its own logger
@@ -95,4 +104,6 @@ def _make_context(app: ASGIFramework, limits: HttpLimits, access_log: bool) -> S
         limits=limits,
         state=ConnectionState({}),
         access_log=access_log,
+        certificates=certificates,
+        room=ConnectionRoom(limits.max_connections, limits.max_connections_per_address),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from http import HTTPStatus
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import msgspec
@@ -13,9 +13,25 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
 
+from trioserve.server.connection_room import ConnectionRoom, room_for_files
 from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
+from trioserve.server.tls import Certificates
 
-__all__ = ["Address", "FailureLog", "HttpLimits", "ServingContext", "error_body", "format_address"]
+if TYPE_CHECKING:
+    from trioserve.server_args import ServerArgs
+
+__all__ = [
+    "MAX_DISCARD",
+    "Address",
+    "FailureLog",
+    "HttpLimits",
+    "ServingContext",
+    "error_body",
+    "format_address",
+]
+
+MAX_DISCARD = 64 * 1024 * 1024
+"""So much of an unwanted body is read, in bytes, so that its sender gets to read why it is unwanted."""
 
 Address = tuple[str, int] | None
 """Host and port; None for a Unix socket."""
@@ -46,6 +62,31 @@ class HttpLimits:
     max_body_size: int = 16 * 1024 * 1024
     """Bytes; a longer body is answered with 413."""
 
+    handshake_timeout: float = 10.0
+    """A TLS connection whose handshake takes longer is closed."""
+
+    max_streams: int = 100
+    """Requests that may run at a time on one HTTP/2 connection."""
+
+    max_connections: int | None = None
+    """Further ones are turned away: HTTP 503 on clear text. None: no limit."""
+
+    max_connections_per_address: int | None = None
+    """Further ones are turned away: HTTP 429 on clear text. None: no limit."""
+
+    @classmethod
+    def from_args(cls, args: ServerArgs) -> HttpLimits:
+        """Without `max_connections`, as many as the limit of open files, at this moment, has room for."""
+        return cls(
+            keep_alive_timeout=args.keep_alive_timeout,
+            write_timeout=args.write_timeout,
+            shutdown_timeout=args.shutdown_timeout,
+            max_header_bytes=args.max_header_size,
+            max_body_size=args.max_body_size,
+            max_connections=args.max_connections or room_for_files(),
+            max_connections_per_address=args.max_connections_per_address,
+        )
+
 
 @attrs.define(eq=False)
 class FailureLog:
@@ -56,8 +97,8 @@ class FailureLog:
     _seen: float = 0.0
     _left_out: int = 0
 
-    def report(self, message: str, *arguments: object, error: BaseException) -> None:
-        """Log `message % arguments` with the traceback of `error`. Never waits."""
+    def report(self, message: str, *arguments: object, error: BaseException | None = None) -> None:
+        """Log `message % arguments`, with the traceback of `error` if there is one. Never waits."""
         now = time.monotonic()
         self._spent = max(0.0, self._spent - (now - self._seen))
         self._seen = now
@@ -85,10 +126,13 @@ class ServingContext:
     limits: HttpLimits
     state: ConnectionState
     access_log: bool
+    certificates: Certificates | None = None
+    """None: clear text."""
+    room: ConnectionRoom = attrs.field(factory=ConnectionRoom)
     failures: FailureLog = attrs.field(factory=FailureLog)
     worker: WorkerContext = attrs.field(factory=lambda: WorkerContext(None))
     connections: set[Drainable] = attrs.field(factory=set)
-    """The open ones. Their number is bounded by the process's file descriptors."""
+    """The open ones; `room` bounds their number."""
     draining: bool = False
     """Set once, when the shutdown begins."""
 
@@ -115,8 +159,8 @@ def format_address(address: Address) -> str:
 _CODES = {413: "request_too_large", 431: "headers_too_large", 503: "shutting_down"}
 
 
-def error_body(status: int, message: str | None = None) -> bytes:
+def error_body(status: int, message: str | None = None, code: str | None = None) -> bytes:
     """An OpenAI error object, as JSON."""
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
-    detail = ErrorDetail(message or HTTPStatus(status).phrase, kind, None, _CODES.get(status))
+    detail = ErrorDetail(message or HTTPStatus(status).phrase, kind, None, code or _CODES.get(status))
     return msgspec.json.encode(ErrorResponse(detail))

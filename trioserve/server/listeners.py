@@ -25,9 +25,16 @@ _BACKLOG = 1024
 def bound_listener(args: ServerArgs) -> Iterator[socket.socket]:
     """A socket that is bound and does not listen yet: see `start_listening`.
 
+    One that was inherited (`args.fd`) listens already, and whoever made it keeps its address. It is closed at
+    the end like any other.
+
     Raises:
       InvalidConfigError: the address cannot be used.
     """
+    if args.fd is not None:
+        with _adopt(args.fd) as inherited:
+            yield inherited
+        return
     listener = _bind_unix(args.uds) if args.uds is not None else _bind_tcp(args.host, args.port)
     with listener:
         own_file = None if args.uds is None else _inode(_own_path(args.uds))
@@ -46,6 +53,8 @@ def start_listening(listener: socket.socket, args: ServerArgs) -> None:
     Raises:
       InvalidConfigError: somebody else has begun to listen there meanwhile.
     """
+    if args.fd is not None:
+        return
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.listen(_BACKLOG)
@@ -95,6 +104,21 @@ def _bind_unix(path: str) -> socket.socket:
     return listener
 
 
+def _adopt(fd: int) -> socket.socket:
+    """A listening socket that the process was started with."""
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        raise InvalidConfigError(f"fd {fd} is not an open socket: {error.strerror}.", field="fd") from error
+    listens = listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if listener.type is not socket.SOCK_STREAM or not listens:
+        listener.detach()  # not ours to close
+        raise InvalidConfigError(f"fd {fd} must be a stream socket that listens.", field="fd")
+    listener.setblocking(False)
+    os.set_inheritable(fd, False)
+    return listener
+
+
 def _own_path(path: str) -> str:
     return f"{path}.{os.getpid()}"
 
@@ -124,7 +148,10 @@ def _inode(path: str) -> int | None:
 
 def describe(listener: socket.socket, args: ServerArgs) -> str:
     """Where a client finds it."""
-    if args.uds is not None:
-        return f"unix:{args.uds}"
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    address = listener.getsockname()
+    if isinstance(address, tuple):
+        host, port = address[:2]
+        scheme = "http" if args.ssl_certfile is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    tls = "" if args.ssl_certfile is None else " (TLS)"
+    return f"unix:{args.uds or os.fsdecode(address)}{tls}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import quart
@@ -16,32 +17,74 @@ from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.datastructures import ImmutableDict
 
+from trioserve.server.deadlines import TIMEOUT_HEADER, RequestDeadline, TimeLimits, read_timeout_header
+from trioserve.server.errors import shutting_down
+from trioserve.server.keep_alive import KeepAliveSender
+from trioserve.server.sse import StreamingBody
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+    from quart.ctx import RequestContext
     from quart.typing import ResponseReturnValue, ResponseTypes
     from quart.wrappers import Request
     from werkzeug.exceptions import HTTPException
 
-__all__ = ["App", "ScopedRequest", "request_stack"]
+__all__ = [
+    "GRACE",
+    "App",
+    "ScopedRequest",
+    "limit_request",
+    "request_deadline",
+    "request_stack",
+    "time_limits",
+]
+
+GRACE = 1.0
+"""Seconds in which the client of a stream that was cut can still be told; then the connection is dropped."""
 
 _logger = logging.getLogger("trioserve.http")
 
 
 class ScopedRequest(TrioRequest):
-    """A request with a stack for what it needs until its response is sent.
+    """A request with a deadline, and a stack for what it needs until its response is sent.
 
     `stack` closes in the request's own task, after the body and before the end of the response: a client
     that has seen the end of a chunked response knows that what served it is free. When the client leaves,
     the scope around handler, body and stack is cancelled; so what is on the stack cleans up without waiting,
-    or shields itself.
+    or shields itself. It is opened in one cancel scope and closed in another (see `deadlines`): nothing on it
+    may hold a nursery or a cancel scope open.
     """
 
     stack: AsyncExitStack
+    deadline: RequestDeadline
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.deadline = RequestDeadline()
 
 
 def request_stack() -> AsyncExitStack:
     """The stack of the request that this task handles."""
     return cast("ScopedRequest", quart.request).stack
+
+
+def request_deadline() -> RequestDeadline:
+    """The deadline of the request that this task handles."""
+    return cast("ScopedRequest", quart.request).deadline
+
+
+def limit_request(seconds: float | None) -> None:
+    """Allow the request that this task handles so many seconds, from its headers on; None: no such limit."""
+    if seconds is not None:
+        request_deadline().limit(seconds)
+
+
+def time_limits() -> TimeLimits:
+    """Those of the application that this task works for."""
+    return cast("App", quart.current_app).time_limits
 
 
 class _ScopedConnection(TrioASGIHTTPConnection):
@@ -50,22 +93,32 @@ class _ScopedConnection(TrioASGIHTTPConnection):
     Relies on quart's private `_create_request_from_scope`.
     """
 
+    app: App
+
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         request = self._create_request_from_scope(send)
+        self._sender = KeepAliveSender(partial(_send_part, send), self.app.time_limits.keep_alive_interval)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.handle_messages, nursery, request, receive)
             await self.handle_request(nursery, request, send)
 
+    async def handle_messages(  # type: ignore[override]  # as in quart-trio
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        await self._sender.watch(partial(super().handle_messages, nursery, request, receive))
+
     async def handle_request(  # type: ignore[override]  # as in quart-trio
         self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
     ) -> None:
-        async with AsyncExitStack() as stack:
-            cast("ScopedRequest", request).stack = stack
-            response = await self.app.handle_request(request)
-            with trio.move_on_after(self._timeout(response)) as limit:
-                await self._send_head_and_body(send, response)
+        scoped = cast("ScopedRequest", request)
+        is_whole = False
+        with self.app.open_request(scoped.deadline):
+            async with AsyncExitStack() as scoped.stack:
+                response = await self.app.handle_request(request)
+                with trio.move_on_after(self._timeout(response)):
+                    is_whole = await self._send_head_and_body(send, response, scoped)
         # A server answers the last message with a disconnect, so the stack had to close before it.
-        if not limit.cancelled_caught:
+        if is_whole:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         nursery.cancel_scope.cancel()
 
@@ -75,25 +128,41 @@ class _ScopedConnection(TrioASGIHTTPConnection):
             timeout = response.timeout
         return math.inf if timeout is None else timeout
 
-    async def _send_head_and_body(self, send: ASGISendCallable, response: ResponseTypes) -> None:
+    async def _send_head_and_body(
+        self, send: ASGISendCallable, response: ResponseTypes, request: ScopedRequest
+    ) -> bool:
+        """False if the client could not be told how the response ends."""
         headers = encode_headers(response.headers)
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         if not isinstance(response, Response):
             for part in response.response:
-                await self._send_part(send, part)
-            return
+                await _send_part(send, part)
+            return True
         async with response.response as body:
+            if isinstance(body, StreamingBody):
+                return await self._send_events(body, request)
             async for part in body:
-                await self._send_part(send, part)
+                await _send_part(send, part)
+        return True
 
-    @staticmethod
-    async def _send_part(send: ASGISendCallable, part: str | bytes) -> None:
-        body = part.encode() if isinstance(part, str) else part
-        await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _send_events(self, body: StreamingBody, request: ScopedRequest) -> bool:
+        with request.deadline.open_scope():
+            await self._sender.send_all(body)
+            return True
+        await request.stack.aclose()  # the work ends now, also if its client cannot be told
+        with trio.move_on_after(GRACE):
+            await self._sender.send(body.last_frames(request.deadline.error()))
+            return True
+        return False
+
+
+async def _send_part(send: ASGISendCallable, part: str | bytes) -> None:
+    body = part.encode() if isinstance(part, str) else part
+    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 class App(QuartTrio):
-    """quart-trio, with a scope per request (`request_stack`) and no time limit on responses.
+    """quart-trio, with a scope and a deadline per request, and no other time limit on responses.
 
     It runs under any ASGI server on trio. `trioserve.server.http.serve_http` adds what stock hypercorn
     lacks: see there.
@@ -102,6 +171,39 @@ class App(QuartTrio):
     asgi_http_class = _ScopedConnection
     request_class = ScopedRequest
     default_config = ImmutableDict({**QuartTrio.default_config, "RESPONSE_TIMEOUT": None})
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.time_limits = TimeLimits()
+        self._ends_at = math.inf
+        self._deadlines: set[RequestDeadline] = set()  # of the requests that are open
+
+    @contextmanager
+    def open_request(self, deadline: RequestDeadline) -> Iterator[None]:
+        """Let `end_requests` know of a request while it is open."""
+        deadline.end_by(self._ends_at, shutting_down)
+        self._deadlines.add(deadline)
+        try:
+            yield
+        finally:
+            self._deadlines.discard(deadline)
+
+    def end_requests(self, at: float) -> None:
+        """End every request, present and future, that still works at this time of trio's clock: its client is
+        told that the server shuts down. Not a checkpoint. What is then left is cancelled by the server."""
+        self._ends_at = min(self._ends_at, at)
+        for deadline in self._deadlines:
+            deadline.end_by(self._ends_at, shutting_down)
+
+    async def dispatch_request(self, request_context: RequestContext | None = None) -> ResponseReturnValue:
+        """As in quart, until the request's deadline: then an error like any other."""
+        deadline = request_deadline()
+        if self.time_limits.request_timeout is not None:
+            deadline.limit(self.time_limits.request_timeout)
+        deadline.limit(read_timeout_header(quart.request.headers.getlist(TIMEOUT_HEADER)))
+        with deadline.open_scope():
+            return await super().dispatch_request(request_context)
+        raise deadline.error()
 
     async def handle_user_exception(
         self, error: Exception | BaseExceptionGroup[BaseException]

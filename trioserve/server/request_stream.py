@@ -48,32 +48,46 @@ class RequestStream(HTTPStream):
         task_group: TaskGroup,
         addresses: tuple[Address, Address],
         send: Callable[[Event], Awaitable[None]],
+        *,
+        stream_id: int = STREAM_ID,
+        max_inbox: float = _MAX_INBOX,
     ) -> None:
-        """`addresses` are the client's and the server's; `send` takes the events of the response."""
+        """`addresses` are the client's and the server's; `send` takes the events of the response.
+
+        So many parts of the body as `max_inbox` wait for the application; a further one waits in `handle`.
+        """
+        secure = context.certificates is not None
         super().__init__(
-            context.app, context.config, context.worker, task_group, False, *addresses, send, STREAM_ID
+            context.app, context.config, context.worker, task_group, secure, *addresses, send, stream_id
         )
         self._context = context
         self._status = _CLIENT_CLOSED_REQUEST
         self._call = trio.CancelScope()
-        self._to_app, self._for_app = trio.open_memory_channel[ASGIReceiveEvent](_MAX_INBOX)
+        self._to_app, self._for_app = trio.open_memory_channel[ASGIReceiveEvent](max_inbox)
         self.app_put = self._put
 
     def begin(self, request: h11.Request, target: bytes) -> None:
         """Start the application in a task of its own. `target` is the request's, in origin form."""
+        version = request.http_version.decode()
+        self.start(request.method.decode().upper(), target, list(request.headers), http_version=version)
+
+    def start(
+        self, method: str, target: bytes, headers: list[tuple[bytes, bytes]], *, http_version: str
+    ) -> None:
+        """As `begin`."""
         path, _, query = target.partition(b"?")
         self.start_time = trio.current_time()
         self.scope = {
             "type": "http",
-            "http_version": request.http_version.decode(),
+            "http_version": http_version,
             "asgi": {"spec_version": "2.1", "version": "3.0"},
-            "method": request.method.decode().upper(),
+            "method": method,
             "scheme": self.scheme,
             "path": unquote(path.decode()),
             "raw_path": path,
             "query_string": query,
             "root_path": self.config.root_path,
-            "headers": list(request.headers),
+            "headers": headers,
             "client": self.client,
             "server": self.server,
             "state": ConnectionState(self._context.state.copy()),
@@ -151,8 +165,8 @@ class RequestStream(HTTPStream):
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
         ]
-        await self.send(Response(stream_id=STREAM_ID, headers=headers, status_code=status_code))
+        await self.send(Response(stream_id=self.stream_id, headers=headers, status_code=status_code))
         if not suppress_body(self.scope["method"], status_code):
-            await self.send(Body(stream_id=STREAM_ID, data=body))
-        await self.send(EndBody(stream_id=STREAM_ID))
+            await self.send(Body(stream_id=self.stream_id, data=body))
+        await self.send(EndBody(stream_id=self.stream_id))
         self.state = ASGIHTTPState.CLOSED

@@ -8,13 +8,15 @@ import uuid
 from typing import TYPE_CHECKING
 
 import attrs
-from quart import Response, g, request
+from quart import Response, current_app, g, request
 from werkzeug.exceptions import RequestEntityTooLarge
 
 from trioserve.async_llm import AsyncLLM
 from trioserve.errors import InvalidRequestError
 from trioserve.server.errors import body_too_large, model_not_found, unsupported_content_type
 from trioserve.server.framing import ReplyHead
+from trioserve.server.protocol.json_depth import check_json_depth
+from trioserve.server.request_ids import MAX_REQUEST_ID, is_request_id
 from trioserve.version import __version__
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Service", "identify_requests", "read_json_body"]
 
 _REQUEST_ID_HEADER = "X-Request-Id"
-_MAX_REQUEST_ID = 256
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -74,9 +75,9 @@ class Service:
 
 def _checked_request_id(request_id: str) -> str:
     """It goes into a header and into the log: one line of visible ASCII."""
-    if len(request_id) > _MAX_REQUEST_ID or not request_id.isascii() or not request_id.isprintable():
+    if not is_request_id(request_id):
         raise InvalidRequestError(
-            f"request_id must be at most {_MAX_REQUEST_ID} printable ASCII characters.",
+            f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters.",
             parameter="request_id",
         )
     return request_id
@@ -103,10 +104,14 @@ async def read_json_body(limit: int) -> bytes:
 
     Raises:
       ApiError: it is not (400), or is larger than `limit` bytes (413).
+      RequestTimeout: it did not come in the application's BODY_TIMEOUT (408).
+      InvalidRequestError: it is nested deeper than the application's MAX_JSON_DEPTH.
     """
     if request.mimetype != "application/json" and not request.mimetype.endswith("+json"):
         raise unsupported_content_type(request.headers.get("Content-Type"))
     try:
-        return await request.get_data(cache=True, as_text=False, parse_form_data=False)
+        body = await request.get_data(cache=True, as_text=False, parse_form_data=False)
     except RequestEntityTooLarge:
         raise body_too_large(limit) from None
+    check_json_depth(body, current_app.config["MAX_JSON_DEPTH"])
+    return body

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
+from trioserve.server.errors import describe
+from trioserve.server.framing import last_frames
+
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -24,7 +27,10 @@ class FrameSource(Protocol):
 
 
 class StreamingBody(ResponseBody):
-    """A response body that makes one write of each frame. Owns nothing."""
+    """A response body that makes one write of each frame. Owns nothing.
+
+    Ended from outside, it can still be given a proper end: `last_frames`.
+    """
 
     def __init__(self, source: FrameSource) -> None:
         self._source = source
@@ -48,6 +54,10 @@ class StreamingBody(ResponseBody):
         if frame is None:
             raise StopAsyncIteration
         return frame
+
+    def last_frames(self, error: Exception) -> bytes:
+        """What to send after the last whole frame, if `error` ended the stream."""
+        return last_frames(describe(error).detail)
 
 
 def sse_response(source: FrameSource) -> Response:

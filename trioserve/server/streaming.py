@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trioserve.server.errors import describe
-from trioserve.server.framing import DONE, error_frame
+import trio
+
+from trioserve.server.errors import describe, rename
+from trioserve.server.framing import DONE, KEEP_ALIVE, last_frames
+from trioserve.server.request_scope import request_deadline, time_limits
+from trioserve.server.sse import sse_response
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quart import Response
+
     from trioserve.outputs import RequestOutput
+    from trioserve.server.deadlines import RequestDeadline
     from trioserve.server.generation import Outputs
 
-__all__ = ["ChunkWriter", "EventStream"]
+__all__ = ["ChunkWriter", "EventStream", "start_stream"]
 
 
 class ChunkWriter(Protocol):
@@ -35,20 +44,35 @@ class EventStream:
     many tokens. An error after the start is told in an event, and ends the stream.
     """
 
-    def __init__(self, outputs: Outputs, writer: ChunkWriter, *, num_prompts: int) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        writer: ChunkWriter,
+        deadline: RequestDeadline,
+        *,
+        num_prompts: int,
+        field_names: Mapping[str, str],
+    ) -> None:
+        """`field_names` as for `rename`."""
         self._outputs = outputs
         self._writer = writer
+        self._deadline = deadline
         self._num_running = num_prompts
+        self._field_names = field_names
         self._first: bytes | None = None
         self._ended = False
 
-    async def start(self) -> None:
-        """Wait for the first output, so that what goes wrong until then is still a status code.
+    async def start(self, patience: float) -> None:
+        """Wait for the first output, so that what goes wrong until then is still a status code. After
+        `patience` seconds without one, the stream begins with a comment instead.
 
         Raises:
           TrioserveError: no output came, or one that says so.
         """
-        self._first = await self._next_frames()
+        with trio.move_on_after(patience):
+            self._first = await self._next_frames()
+            return
+        self._first = KEEP_ALIVE
 
     async def next_frame(self) -> bytes | None:
         """The next frames, joined: never empty, and None after the last one.
@@ -63,8 +87,9 @@ class EventStream:
         try:
             return await self._next_frames()
         except Exception as error:
-            self._ended = True
-            return error_frame(describe(error).detail) + DONE
+            await self._end()
+            rename(error, self._field_names)
+            return last_frames(describe(error).detail)
 
     async def _next_frames(self) -> bytes:
         while True:
@@ -73,7 +98,25 @@ class EventStream:
             if output.finished:
                 self._num_running -= 1
                 if not self._num_running:
-                    self._ended = True
+                    await self._end()
                     return frames + self._writer.end() + DONE
             if frames:
                 return frames
+
+    async def _end(self) -> None:
+        self._ended = True
+        await self._deadline.lift()
+
+
+async def start_stream(
+    outputs: Outputs, writer: ChunkWriter, *, num_prompts: int, field_names: Mapping[str, str]
+) -> Response:
+    """The response to the request at hand: a stream, once its first output is there or long in coming.
+
+    Raises as `EventStream.start` does.
+    """
+    events = EventStream(
+        outputs, writer, request_deadline(), num_prompts=num_prompts, field_names=field_names
+    )
+    await events.start(time_limits().keep_alive_interval)
+    return sse_response(events)

@@ -18,6 +18,7 @@ __all__ = [
     "ChatChoice",
     "ChatChunkChoice",
     "ChatCompletion",
+    "ChatCompletionChunk",
     "ChatCompletionRequest",
     "ChatLogprobs",
     "ChatTokenLogprob",
@@ -36,6 +37,8 @@ class ChatCompletionRequest(SamplingFields):
     add_generation_prompt: bool | None = None
     """None: yes, unless `continue_final_message`."""
     continue_final_message: bool | None = None
+    chat_template: str | None = None
+    """Instead of the model's; only where the server trusts its clients with that."""
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
@@ -149,3 +152,19 @@ class ChatChunkChoice:
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: Sequence[int] | UnsetType = UNSET
+
+
+@attrs.define(kw_only=True)
+class ChatCompletionChunk:
+    """What `framing` writes of a stream, for those who are to read it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    service_tier: str | None
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    """One, or none beside the usage at the end."""
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: Sequence[int] | UnsetType = UNSET

@@ -11,7 +11,7 @@ from trioserve.outputs import TokenLogprobs
 from trioserve.server.protocol.sampling import SamplingFields
 from trioserve.server.protocol.usage import Usage
 
-__all__ = ["Completion", "CompletionChoice", "CompletionLogprobs", "CompletionRequest"]
+__all__ = ["Completion", "CompletionChoice", "CompletionChunk", "CompletionLogprobs", "CompletionRequest"]
 
 
 @attrs.frozen(kw_only=True)
@@ -94,3 +94,18 @@ class Completion:
     usage: Usage
     service_tier: str | None = None
     system_fingerprint: str
+
+
+@attrs.define(kw_only=True)
+class CompletionChunk:
+    """What `framing` writes of a stream, for those who are to read it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    service_tier: str | None
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    """One, or none beside the usage at the end."""
+    usage: Usage | UnsetType | None = UNSET

@@ -12,7 +12,7 @@ from trioserve.server.protocol.chat import ChatCompletionRequest
 from trioserve.server.protocol.completions import CompletionRequest
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS
-from trioserve.validators import integer, optional
+from trioserve.validators import integer, number, optional
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,16 +43,22 @@ _NOT_IN_BEAM_SEARCH = (
 """Parameters that would have to act on what a search finds; those of the draw have nothing to act on."""
 
 
+_SHAPES = {"cache_salt": {"minLength": 1}}
+
+
 def _renamed(name: str, *, to: str) -> attrs.Attribute[Any]:
     return _PARAMS[name].evolve(name=to)
 
 
 def _integer_from(least: int, name: str, allowed: str) -> attrs.Attribute[Any]:
     """`name` with another lower bound than the parameter of that name has."""
-    return _PARAMS[name].evolve(validator=optional(integer(allowed, lambda value: value >= least)))
+    return _PARAMS[name].evolve(validator=optional(integer(allowed, least)))
 
 
 _SHARED |= {
+    "timeout": _PARAMS["temperature"].evolve(
+        name="timeout", validator=optional(number("a number of seconds > 0", above=0))
+    ),
     "length_penalty": attrs.fields_dict(BeamSearchParams)["length_penalty"],
     "thinking_token_budget": _integer_from(
         -1, "thinking_token_budget", "an integer >= 0, or -1 for no limit"
@@ -169,6 +175,7 @@ CHAT_READER = RequestReader(
         "top_logprobs": _renamed("logprobs", to="top_logprobs"),
     },
     refusals=CHAT_REFUSALS,
+    shapes=_SHAPES | {"messages": {"minItems": 1}, "tools": {"minItems": 1}},
     conflicts=_chat_conflicts,
 )
 
@@ -180,6 +187,7 @@ COMPLETION_READER = RequestReader(
         "max_tokens": _integer_from(0, "max_tokens", "an integer >= 1, or 0 with echo"),
     },
     refusals=COMPLETION_REFUSALS,
+    shapes=_SHAPES | {"prompt": {"minItems": 1}},
     oversized=_too_many_prompts,
     conflicts=_completion_conflicts,
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
@@ -59,7 +61,8 @@ def read_object(body: bytes) -> dict[str, Any]:
       InvalidRequestError: it is no JSON, or no object.
     """
     try:
-        values = msgspec.json.decode(body)
+        with _gc_paused(if_needed=len(body) > _LARGE):
+            values = msgspec.json.decode(body)
     except RecursionError:
         raise InvalidRequestError("The body is nested too deeply.") from None
     except msgspec.DecodeError as error:
@@ -67,6 +70,22 @@ def read_object(body: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise InvalidRequestError(f"The body must be a JSON object, got {shorten(values)}.")
     return values
+
+
+_LARGE = 2**20
+
+
+@contextmanager
+def _gc_paused(*, if_needed: bool) -> Iterator[None]:
+    """Millions of new lists would be searched for garbage over and over, ten times as long as making them."""
+    if not (if_needed and gc.isenabled()):
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @attrs.frozen(kw_only=True)
@@ -80,6 +99,8 @@ class RequestReader(Generic[T]):
     """Fields we know and do not serve."""
     oversized: Callable[[Mapping[str, Any]], list[Problem]] = lambda _: []
     """What is too large to look at any closer: then nothing else is said."""
+    shapes: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
+    """Field -> what `conflicts` demands of it alone, in keywords of JSON Schema: for the description."""
     conflicts: Callable[[T], list[Problem]]
     """What is wrong between fields; asked only if each field by itself is right."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -15,11 +14,12 @@ class Refusal:
     field: str
     allowed: str
     """In words, as in "must be null"."""
-    _accepts: Callable[[Any], bool]
+    values: tuple[Any, ...] = ()
+    """All that is allowed beside null, which always means "not given"."""
 
     def allows(self, value: Any) -> bool:
-        """Null always means "not given"."""
-        return value is None or self._accepts(value)
+        # JSON tells false from 0, Python does not.
+        return value is None or any(type(value) is type(known) and value == known for known in self.values)
 
     def sentence(self, value: Any) -> str:
         shown = repr(value)
@@ -28,19 +28,19 @@ class Refusal:
 
 
 def _null(*fields: str) -> tuple[Refusal, ...]:
-    return tuple(Refusal(field, "null", lambda _: False) for field in fields)
+    return tuple(Refusal(field, "null") for field in fields)
 
 
 def _empty(*fields: str) -> tuple[Refusal, ...]:
-    return tuple(Refusal(field, "null or empty", lambda value: value in ([], {}, "")) for field in fields)
+    return tuple(Refusal(field, "null or empty", ([], {}, "")) for field in fields)
 
 
 def _false(*fields: str) -> tuple[Refusal, ...]:
-    return tuple(Refusal(field, "false or null", lambda value: value is False) for field in fields)
+    return tuple(Refusal(field, "false or null", (False,)) for field in fields)
 
 
 def _true(*fields: str) -> tuple[Refusal, ...]:
-    return tuple(Refusal(field, "true or null", lambda value: value is True) for field in fields)
+    return tuple(Refusal(field, "true or null", (True,)) for field in fields)
 
 
 _BOTH = (
@@ -52,13 +52,13 @@ _BOTH = (
 
 CHAT_REFUSALS = (
     *_BOTH,
-    *_null("audio", "chat_template", "moderation", "web_search_options"),
+    *_null("audio", "moderation", "web_search_options"),
     *_empty("functions"),
     *_false("add_special_tokens", "echo", "return_prompt_text", "store"),
     *_true("include_reasoning"),
-    Refusal("function_call", 'null or "none"', lambda value: value == "none"),
-    Refusal("modalities", 'null or ["text"]', lambda value: value == ["text"]),
-    Refusal("verbosity", 'null or "medium"', lambda value: value == "medium"),
+    Refusal("function_call", 'null or "none"', ("none",)),
+    Refusal("modalities", 'null or ["text"]', (["text"],)),
+    Refusal("verbosity", 'null or "medium"', ("medium",)),
 )
 
 COMPLETION_REFUSALS = (*_BOTH, *_null("prompt_embeds"), *_empty("suffix"))

@@ -68,6 +68,8 @@ class SamplingFields:
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    timeout: float | None = None
+    """Seconds that the request may take, from its headers to its last token."""
     return_token_ids: bool | None = None
 
     @property

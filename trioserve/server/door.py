@@ -1,0 +1,59 @@
+"""What is decided about a request for generation before its body is read."""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec
+
+import attrs
+
+from trioserve.async_llm import AsyncLLM
+from trioserve.server.auth import client_of_request
+from trioserve.server.request_limits import RequestLimits
+from trioserve.server.request_scope import request_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from quart import Response
+
+__all__ = ["Door"]
+
+P = ParamSpec("P")
+
+
+@attrs.frozen(eq=False)
+class Door:
+    """Lets requests in, as far as the limits and the engine's queue allow.
+
+    What is refused here has cost nothing but its headers.
+    """
+
+    _llm: AsyncLLM
+    _limits: RequestLimits
+
+    def guard(self, handler: Callable[P, Awaitable[Response]]) -> Callable[P, Awaitable[Response]]:
+        """`handler` behind the door. A request's place is its own until the last byte of its response, or
+        until its client leaves.
+
+        The guarded handler raises, beside what `handler` does:
+          ApiError: the client has too many requests under way, or began too many in the last minute (429).
+          OverloadedError: the server or the engine has (503).
+          EngineDeadError, ClosedError: there is no engine.
+        """
+
+        @wraps(handler)
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> Response:
+            self._let_in()
+            return await handler(*args, **kwargs)
+
+        return guarded
+
+    def _let_in(self) -> None:
+        client = client_of_request()
+        if (refusal := self._limits.find_refusal(client)) is not None:
+            self._llm.metrics.record_refusal(refusal.reason)
+            raise refusal.error
+        self._llm.check_room()
+        self._limits.enter(client)
+        request_stack().callback(self._limits.leave, client)

@@ -1,0 +1,123 @@
+"""GET /openapi.json: the API in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.1), for clients and tools.
+
+It is made from what the handlers themselves use: the attrs classes of requests and responses, the ranges that
+the readers enforce, the fields that they refuse. What one field's value means for another's is told by errors
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import msgspec
+from quart import Response
+
+from trioserve.server.openapi_routes import Body, Route
+from trioserve.server.openapi_schemas import SchemaWriter
+from trioserve.server.protocol.errors import ErrorResponse
+from trioserve.server.protocol.refusals import HARMLESS
+from trioserve.version import __version__
+
+if TYPE_CHECKING:
+    from trioserve.server.openapi_schemas import Schema
+    from trioserve.server.protocol.reading import RequestReader
+
+__all__ = ["Description"]
+
+_REQUEST_ID = {"description": "The request's id", "schema": {"type": "string"}}
+
+
+@attrs.define(eq=False)
+class Description:
+    """The description of an application's routes. It is made when it is first asked for, in some 5 ms."""
+
+    _routes: Sequence[Route]
+    _needs_key: bool
+    _open_paths: Collection[str]
+    """Those that need no key all the same."""
+
+    async def tell(self) -> Response:
+        return Response(self._encoded, content_type="application/json")
+
+    @cached_property
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode(self.document())
+
+    def document(self) -> dict[str, Any]:
+        """The description itself, as plain data."""
+        schemas = SchemaWriter()
+        paths: dict[str, dict[str, Any]] = {}
+        for route in self._routes:
+            paths.setdefault(route.path, {})[route.method] = self._operation(route, schemas)
+        components: dict[str, Any] = {"schemas": schemas.components}
+        document: dict[str, Any] = {
+            "openapi": "3.1.0",
+            "info": {"title": "trioserve", "version": __version__},
+            "paths": paths,
+            "components": components,
+        }
+        if self._needs_key:
+            components["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{"ApiKey": []}]
+        return document
+
+    def _operation(self, route: Route, schemas: SchemaWriter) -> dict[str, Any]:
+        operation: dict[str, Any] = {
+            "operationId": route.operation_id,
+            "summary": route.summary,
+            "responses": self._responses(route, schemas),
+        }
+        if route.parameters:
+            operation["parameters"] = list(route.parameters)
+        if route.reader is not None:
+            content = {"application/json": {"schema": _request_schema(route.reader, schemas)}}
+            operation["requestBody"] = {"required": True, "content": content}
+        if self._needs_key and route.path in self._open_paths:
+            operation["security"] = []
+        return operation
+
+    def _responses(self, route: Route, schemas: SchemaWriter) -> dict[str, Any]:
+        responses = {
+            str(status): _response(status, bodies, schemas) for status, bodies in route.answers.items()
+        }
+        failures = {*route.failures, 400, 500}  # 400: of the request's id
+        if self._needs_key and route.path not in self._open_paths:
+            failures.add(401)
+        error = (Body.json(ErrorResponse),)
+        for status in sorted(failures - route.answers.keys()):
+            responses[str(status)] = _response(status, error, schemas)
+        return responses
+
+
+def _response(status: int, bodies: Sequence[Body], schemas: SchemaWriter) -> dict[str, Any]:
+    content = {body.media_type: {"schema": _body_schema(body, schemas)} for body in bodies}
+    response: dict[str, Any] = {
+        "description": HTTPStatus(status).phrase,
+        "headers": {"X-Request-Id": _REQUEST_ID},
+    }
+    return response | ({"content": content} if content else {})
+
+
+def _body_schema(body: Body, schemas: SchemaWriter) -> Schema:
+    if body.media_type == "text/event-stream":
+        assert isinstance(body.kind, type)
+        event = schemas.response(body.kind)["$ref"].rpartition("/")[2]
+        text = f"Each event's data is a {event} or an ErrorResponse; the last one's is [DONE]."
+        return {"type": "string", "description": text}
+    return schemas.response(body.kind) if isinstance(body.kind, type) else dict(body.kind)
+
+
+def _request_schema(reader: RequestReader[Any], schemas: SchemaWriter) -> Schema:
+    ranges = {name: getattr(field.validator, "schema", {}) for name, field in reader.ranges.items()}
+    refine = {
+        name: {**ranges.get(name, {}), **reader.shapes.get(name, {})} for name in {*ranges, *reader.shapes}
+    }
+    others: dict[str, Schema] = {name: {"description": "Has no effect."} for name in sorted(HARMLESS)}
+    for refusal in reader.refusals:
+        text = f"Must be {refusal.allowed}: anything else is not supported."
+        others[refusal.field] = {"description": text, "enum": [None, *refusal.values]}
+    return schemas.request(reader.kind, refine, others)
