@@ -71,7 +71,7 @@ def read_openai(path: Path) -> Any:
             answers.pop("429", None)
             answers["4XX"] = {"description": "error", "content": {"application/json": {"schema": error}}}
             if operation["operationId"] in {"createChatCompletion", "createCompletion"}:
-                answers["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+                answers["200"]["content"]["text/event-stream"] = {"schema": {}}
     return whole
 
 
@@ -100,7 +100,8 @@ def run(url: str, openai: Path | None, options: list[str]) -> int:
         command = [
             "st", "run", str(path), "--url", url + ("" if openai is None else "/v1"), "--checks", "all",
             "--exclude-checks", ",".join(off), "--continue-on-failure", "--generation-database", "none",
-            "--suppress-health-check", "all", "--request-timeout", "60", "--no-color", *options,
+            "--suppress-health-check", "all", "--request-timeout", "120", "--max-response-time", "120",
+            "--no-color", *options,
         ]  # fmt: skip
         environment = {
             **os.environ,

@@ -63,6 +63,7 @@ class Target:
         self.scope = trio.CancelScope()
         self.was_cancelled = False
         """A cancellation has surfaced in the request's task, and left it."""
+        self.ended = trio.Event()
         self.leave: Callable[[], None] = self.cancel
         """What its client does to go away."""
         self.abort: Callable[[], None] = self.cancel
@@ -86,6 +87,7 @@ class Target:
                 raise
             finally:
                 self._task = None
+                self.ended.set()
 
     @property
     def is_here(self) -> bool:

@@ -118,14 +118,17 @@ class Site:
         client = Client(trio.SocketStream(trio.socket.socket()))
         target.leave = client.close
         headers = ("content-type: application/json", "connection: close")
+        request = post(kind.path, json.dumps(kind.body).encode(), *headers)
         try:
             await client.stream.socket.connect(self._address)
-            await client.send(post(kind.path, json.dumps(kind.body).encode(), *headers))
-            return _texts_in(await client.read_to_end())
+            await client.send(request)
+            texts = _texts_in(await client.read_to_end())
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            return None
+            texts = None
         finally:
             client.close()
+        await target.ended.wait()  # a server notices a little later that its client has left
+        return texts
 
 
 @asynccontextmanager

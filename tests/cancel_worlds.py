@@ -63,8 +63,6 @@ NUM_TOKENS = 3
 BEAMS = BeamSearchParams(beam_width=2, max_tokens=2, ignore_eos=True)
 _NEIGHBOUR = "beside it"
 _NEIGHBOURS_TOKENS = 2
-_TICKS_TO_LEAVE = 20
-"""Of the loop, in which a server notices that its client has left."""
 
 
 def sampling(**changes: Any) -> SamplingParams:
@@ -111,9 +109,6 @@ class EngineWorld:
 
     async def _check_that_it_has_stopped(self) -> None:
         """At once: an answer that nobody wants ends by itself before long, and then nothing is to be seen."""
-        for _ in range(_TICKS_TO_LEAVE):
-            if self.llm.num_open_requests > 1:
-                await trio.lowlevel.checkpoint()
         running = await self.num_running()
         if running > 1:
             raise LeakError(f"{running - 1} sequences go on in the engine")

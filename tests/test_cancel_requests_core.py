@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+import trio
 
 from cancel_controls import CONTROLS, DONE, Control, ControlledWorld
 from cancel_everywhere import BETWEEN, RESUMING, WAITING, cancel_everywhere
@@ -74,3 +75,15 @@ async def test_controls(
         run = partial(control.run, world)
         tell(record_property, ENGINE, await cancel_everywhere(f"control: {control.name}", world, run, DONE))
         assert await llm.reset_prefix_cache(), "a block is held"
+
+
+async def test_waking_up_right_after_giving_up_a_sleep_wakes_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_hash_llm(tmp_path, monkeypatch) as llm:
+        for _ in range(30):
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await llm.sleep(2, "abort")
+            await llm.wake_up()
+            assert not await llm.is_sleeping()

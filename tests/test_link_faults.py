@@ -305,7 +305,6 @@ async def test_a_core_ends_at_what_it_cannot_read_and_says_so(
             assert core.runner.is_closed is (number > 0)
 
 
-@pytest.mark.xfail(reason="serve_core returns True in any case: the nursery's Cancelled replaces its return")
 async def test_a_core_that_has_failed_knows_it_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,3 +155,11 @@ def test_greedy_and_random_rows_side_by_side() -> None:
     best = logits.argmax(-1).tolist()
     assert [drawn(outputs[i]) for i in (0, 2, 3)] == [[best[i]] for i in (0, 2, 3)]
     assert all(token.logprobs is None for output in outputs for token in output.tokens)
+
+
+@pytest.mark.parametrize("others", [{}, {"min_p": 1.0}, {"top_k": 5}])
+def test_the_smallest_top_p_leaves_the_most_likely_token(others: dict[str, Any]) -> None:
+    logits = random_logits(3, 100)
+    params = SamplingParams(top_p=5e-324, temperature=2.0, **others)
+    outputs = sample(logits, [scheduled_sequence(params=params, seed=row) for row in range(3)])
+    assert [drawn(output) for output in outputs] == [[token] for token in logits.argmax(-1).tolist()]

@@ -46,6 +46,8 @@ def test_the_drain_ends_after_its_time(tmp_path: Path) -> None:
         assert server.terminate() == 0
         stream.join()
         assert not stream.finished
+        assert isinstance(stream.error, openai.APIError)
+        assert stream.error.code == "shutting_down"
 
 
 def test_a_killed_engine_fails_its_requests_and_ends_the_server(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from trioserve.beam_search_params import BeamSearchParams as BeamSearchParams
 from trioserve.errors import ClosedError as ClosedError
 from trioserve.errors import EngineDeadError as EngineDeadError
 from trioserve.errors import EngineGenerateError as EngineGenerateError
+from trioserve.errors import EngineRestartingError as EngineRestartingError
 from trioserve.errors import EngineStartError as EngineStartError
 from trioserve.errors import InvalidConfigError as InvalidConfigError
 from trioserve.errors import InvalidRequestError as InvalidRequestError

@@ -101,8 +101,8 @@ class LLM:
           TypeError: a prompt has none of the known forms.
           InvalidRequestError: a prompt cannot be served as it is.
           EngineGenerateError: a request failed inside the engine.
-          EngineDeadError: the engine core has died. If it is restarted (`engine_restart`), the next call waits
-            until the new one is ready.
+          EngineDeadError: the engine core has died. If it is restarted (`engine_restart`), the next call
+            waits until the new one is ready.
           ClosedError: this object was closed.
 
         If it raises, all of its requests are over. Requests of `enqueue` are left alone.

@@ -186,8 +186,9 @@ class SamplingParams:
     """Subtracted once from the logit of every token that was generated already."""
     frequency_penalty: float = _penalty()
     """Subtracted from a token's logit once per time it was generated."""
-    repetition_penalty: float = _number(1.0, "a number above 0 and at most 10", above=0, most=10)
-    """Divides positive and multiplies negative logits of every token in prompt or output."""
+    repetition_penalty: float = _number(1.0, "a number from 0.01 to 10", least=0.01, most=10)
+    """Divides positive and multiplies negative logits of every token in prompt or output. Its lower bound
+    keeps them finite."""
     temperature: float = _number(1.0, "a number from 0 to 2", least=0, most=2)
     """0 is greedy."""
     top_p: float = _number(1.0, "a number above 0 and at most 1", above=0, most=1)

@@ -74,6 +74,7 @@ async def serve_core(stream: MessageStream) -> bool:
 
     Returns True after an orderly end, and False after a failure, which the client has been told.
     """
+    failed = False
     with trio.CancelScope() as everything:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stream.run_writer)
@@ -81,11 +82,11 @@ async def serve_core(stream: MessageStream) -> bool:
                 with ungrouped():
                     await _serve(stream)
             except Exception as error:
+                failed = True  # a return here would be lost to the cancellation that follows
                 await _say_goodbye(stream, error)
-                return False
             finally:
                 everything.cancel()
-    return True
+    return not failed
 
 
 async def _say_goodbye(stream: MessageStream, error: Exception) -> None:
@@ -204,6 +205,7 @@ class _Connection:
                     self._abort(message.request_ids)
                 case Utility():
                     nursery.start_soon(self._answer, message)
+                    await _let_others_run()  # calls begin in the order in which they were made
                 case _:
                     raise MessageError(f"unexpected {type(message).__name__}")
             self._wake_steps.set()
@@ -297,7 +299,9 @@ class _Connection:
             self._core.plan_ahead()
             await self._stream.wait_room()
             outputs = await self._wait_for(job)
-            await self._let_reader_catch_up()
+            # Messages that came during the step count before the next one: an abort that lost this race would
+            # cost its request one more step.
+            await _let_others_run()
             self._core.finish(plan, outputs)
             self._controls.between_steps.arrive()
 
@@ -311,14 +315,6 @@ class _Connection:
         self._stream.send_nowait(Fatal(message=text, traceback=""))
         await trio.sleep_forever()
         raise AssertionError("unreachable")
-
-    @staticmethod
-    async def _let_reader_catch_up() -> None:
-        """Messages that came during the step count before the next one: an abort that lost this race would
-        cost its request one more step. At the first checkpoint the loop looks at the socket, and by the
-        second the reader has run."""
-        await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
 
     def _send_result(self) -> None:
         result = self._core.take_result()
@@ -348,6 +344,12 @@ class _Connection:
             sleep_level=self._controls.sleep_level,
         )
         self._stream.send_nowait(pack_step(result, stats))
+
+
+async def _let_others_run() -> None:
+    """At the first checkpoint the loop looks at the socket; by the second, whoever could run has run."""
+    await trio.lowlevel.checkpoint()
+    await trio.lowlevel.checkpoint()
 
 
 def _to_core_request(add: Add, grammar: GrammarMatcher | None) -> CoreRequest:

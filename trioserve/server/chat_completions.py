@@ -25,6 +25,8 @@ from trioserve.server.request_scope import limit_request, request_stack
 from trioserve.server.sampling import make_beam_search_params, make_params
 from trioserve.server.service import Service, read_json_body
 from trioserve.server.streaming import start_stream
+from trioserve.server.tool_calls.answers import call_delta, whole_calls
+from trioserve.server.tool_calls.scanner import CallScanner
 from trioserve.server.usage import UsageCounter
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ class ChatCompletions:
             [message.for_template() for message in request.messages],
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
-            tools=request.tools,
+            tools=None if request.tools is None else [tool.for_template() for tool in request.tools],
             template_kwargs=request.template_kwargs,
             chat_template=self._foreign_template(request),
         )
@@ -113,6 +115,28 @@ def _logprobs(
     return chat_logprobs(completion.logprobs, num_top, tokenizer)
 
 
+def _scanner(request: ChatCompletionRequest) -> CallScanner | None:
+    """For one choice; None: its text is an answer in words."""
+    return CallScanner(request.named_function) if request.must_call else None
+
+
+def _message(completion: CompletionOutput, scanner: CallScanner | None) -> AssistantMessage:
+    if scanner is None:
+        return AssistantMessage(completion.text)
+    return AssistantMessage(None, tool_calls=whole_calls(scanner, completion.text) or UNSET)
+
+
+def _finish_reason(completion: CompletionOutput, scanner: CallScanner | None) -> str | None:
+    """ "tool_calls" also for a function that the request named, for which OpenAI's API has been seen to say
+    "stop": its description knows no such exception, and who looks at the reason looks for this one. Calls that
+    a stop string cut off are not for execution: they end as any text does.
+
+    Raises as `public_finish_reason` does.
+    """
+    reason = public_finish_reason(completion)
+    return "tool_calls" if reason == "stop" and scanner is not None and scanner.is_complete else reason
+
+
 def _whole_reply(
     request: ChatCompletionRequest, head: ReplyHead, output: RequestOutput, tokenizer: Tokenizer
 ) -> ChatCompletion:
@@ -121,12 +145,13 @@ def _whole_reply(
     choices = []
     for completion in output.outputs:
         usage.completion_tokens += len(completion.token_ids)
+        scanner = _scanner(request)
         choices.append(
             ChatChoice(
                 index=completion.index,
-                message=AssistantMessage(completion.text),
+                message=_message(completion, scanner),
                 logprobs=_logprobs(request, completion, tokenizer),
-                finish_reason=public_finish_reason(completion) or "stop",
+                finish_reason=_finish_reason(completion, scanner) or "stop",
                 stop_reason=completion.stop_reason,
                 token_ids=completion.token_ids if request.return_token_ids else UNSET,
             )
@@ -153,6 +178,8 @@ class ChatChunks:
         self._usage = UsageCounter()
         self._wants_continuous_usage = request.wants_continuous_usage
         self._started = False
+        self._scanners = [_scanner(request) for _ in range(request.n or 1)]
+        """By choice."""
         # With either of these a chunk without text has something to say all the same.
         self._shows_tokens = bool(request.logprobs or request.return_token_ids)
 
@@ -164,16 +191,17 @@ class ChatChunks:
             frames += self._role_frames(output)
         for completion in output.outputs:
             self._usage.completion_tokens += len(completion.token_ids)
-            if completion.text or completion.finish_reason is not None or self._shows_tokens:
-                frames.append(self._framing.frame(self._choice(completion), self._running_usage()))
+            usage = self._running_usage()
+            frames += [self._framing.frame(choice, usage) for choice in self._choices(completion)]
         return b"".join(frames)
 
     def end(self) -> bytes:
         return self._framing.usage_frame(self._usage.usage()) if self._request.wants_usage else b""
 
     def _role_frames(self, output: RequestOutput) -> list[bytes]:
+        content = None if self._request.must_call else ""
         choices = [
-            ChatChunkChoice(index, Delta(content="", role="assistant", refusal=None))
+            ChatChunkChoice(index, Delta(content=content, role="assistant", refusal=None))
             for index in range(self._request.n or 1)
         ]
         usage = self._running_usage()
@@ -182,16 +210,31 @@ class ChatChunks:
             frames[0] = self._framing.prompt_frame(choices[0], list(output.prompt_token_ids), usage)
         return frames
 
-    def _choice(self, completion: CompletionOutput) -> ChatChunkChoice:
-        choice = ChatChunkChoice(completion.index, Delta(completion.text) if completion.text else Delta())
+    def _choices(self, completion: CompletionOutput) -> list[ChatChunkChoice]:
+        """For a chunk each: what an output says in several goes with the first, or the last of them."""
+        scanner = self._scanners[completion.index]
+        choices = [ChatChunkChoice(completion.index, delta) for delta in self._deltas(completion, scanner)]
+        if not choices:
+            return []
         if completion.finish_reason is not None:
-            choice.finish_reason = public_finish_reason(completion)
-            choice.stop_reason = completion.stop_reason
+            choices[-1].finish_reason = _finish_reason(completion, scanner)
+            choices[-1].stop_reason = completion.stop_reason
         if self._shows_tokens:
-            choice.logprobs = _logprobs(self._request, completion, self._tokenizer)
+            choices[0].logprobs = _logprobs(self._request, completion, self._tokenizer)
             if self._request.return_token_ids:
-                choice.token_ids = completion.token_ids
-        return choice
+                choices[0].token_ids = completion.token_ids
+        return choices
+
+    def _deltas(self, completion: CompletionOutput, scanner: CallScanner | None) -> list[Delta]:
+        """One call in each, as many clients look at the first only. At least one if there is more to say."""
+        has_ended = completion.finish_reason is not None
+        if scanner is not None:
+            deltas = [Delta(tool_calls=[call_delta(part)]) for part in scanner.feed(completion.text)]
+            if has_ended:
+                deltas.append(Delta())
+        else:
+            deltas = [Delta(completion.text)] if completion.text else []
+        return deltas if deltas or not (has_ended or self._shows_tokens) else [Delta()]
 
     def _running_usage(self) -> Usage | None:
         return self._usage.usage() if self._wants_continuous_usage else None

@@ -107,7 +107,7 @@ def _body_schema(body: Body, schemas: SchemaWriter) -> Schema:
         assert isinstance(body.kind, type)
         event = schemas.response(body.kind)["$ref"].rpartition("/")[2]
         text = f"Each event's data is a {event} or an ErrorResponse; the last one's is [DONE]."
-        return {"type": "string", "description": text}
+        return {"description": text}
     return schemas.response(body.kind) if isinstance(body.kind, type) else dict(body.kind)
 
 

@@ -121,6 +121,7 @@ def _filter(
     unlimited = (limits.min_p == 0) & (limits.top_k > torch.iinfo(torch.int32).max)
     total = torch.where(unlimited & ~torch.tensor(is_whole), 1.0, running[:, -1:])
     before = running - kept
-    kept = kept * (before < limits.top_p * total)
+    # The most likely one always stays, also where top_p * total is too small for a number.
+    kept = kept * ((before < limits.top_p * total) | (places == 0))
     settled = cut_off | (unlimited & (running[:, -1:] >= limits.top_p)) | torch.tensor(is_whole)
     return kept, settled[:, 0]

@@ -11,7 +11,16 @@ from msgspec import UNSET, UnsetType
 from trioserve.outputs import TokenLogprobs
 from trioserve.server.protocol.messages import ChatMessage
 from trioserve.server.protocol.sampling import SamplingFields
+from trioserve.server.protocol.tool_schemas import MAX_CALLS, arguments_form, calls_form
+from trioserve.server.protocol.tools import (
+    FunctionTool,
+    MessageToolCall,
+    NamedToolChoice,
+    ToolCallDelta,
+    ToolChoice,
+)
 from trioserve.server.protocol.usage import Usage
+from trioserve.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "AssistantMessage",
@@ -42,9 +51,12 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: str | None = None
-    tools: list[dict[str, Any]] | None = None
-    """Shown to the template only; calls are not parsed, so `tool_choice` has to be "none"."""
-    tool_choice: Any = None
+    tools: list[FunctionTool] | None = None
+    """Always shown to the template."""
+    tool_choice: ToolChoice | None = None
+    """With tools: "required" (at least one call), a function (one call of it), or "none"."""
+    parallel_tool_calls: bool | None = None
+    """False: "required" is exactly one call. Else it is up to MAX_CALLS."""
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -56,8 +68,30 @@ class ChatCompletionRequest(SamplingFields):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def must_call(self) -> bool:
+        """The answer is tool calls and nothing else."""
+        return self.tool_choice == "required" or self.named_function is not None
+
+    @property
+    def named_function(self) -> str | None:
+        """The one that has to be called."""
+        return self.tool_choice.function.name if isinstance(self.tool_choice, NamedToolChoice) else None
+
+    @property
+    def output_form(self) -> StructuredOutputsParams | None:
+        if not self.must_call:
+            return super().output_form
+        functions = [tool.function for tool in self.tools or ()]
+        for function in functions:
+            if function.name == self.named_function:
+                return arguments_form(function)
+        return calls_form(functions, max_calls=1 if self.parallel_tool_calls is False else MAX_CALLS)
+
+    @property
     def field_names(self) -> dict[str, str]:
         names = super().field_names | {"logprobs": "top_logprobs"}
+        if self.must_call:
+            names |= {"structured_outputs": "tools", "json": "tools"}
         return (
             names if self.max_completion_tokens is None else names | {"max_tokens": "max_completion_tokens"}
         )
@@ -105,10 +139,12 @@ class ChatLogprobs:
 
 @attrs.define
 class AssistantMessage:
-    content: str
+    content: str | None
+    """None where there are tool calls instead."""
     role: str = "assistant"
     refusal: None = None
     annotations: list[Any] = attrs.Factory(list)
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 @attrs.define(kw_only=True)
@@ -139,9 +175,10 @@ class ChatCompletion:
 class Delta:
     """Keys that are not set are not sent."""
 
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     role: str | UnsetType = UNSET
     refusal: UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 @attrs.define

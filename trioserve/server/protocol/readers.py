@@ -10,6 +10,7 @@ from trioserve.beam_search_params import BeamSearchParams
 from trioserve.sampling_params import SamplingParams
 from trioserve.server.protocol.chat import ChatCompletionRequest
 from trioserve.server.protocol.completions import CompletionRequest
+from trioserve.server.protocol.lists import shorten
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS
 from trioserve.validators import integer, number, optional
@@ -19,10 +20,13 @@ if TYPE_CHECKING:
 
     from trioserve.server.protocol.sampling import SamplingFields
 
-__all__ = ["CHAT_READER", "COMPLETION_READER", "MAX_PROMPTS"]
+__all__ = ["CHAT_READER", "COMPLETION_READER", "MAX_PROMPTS", "MAX_TOOLS"]
 
 MAX_PROMPTS = 2048
 """Prompts of one completions request; each is a request of the engine."""
+
+MAX_TOOLS = 1024
+"""Tools of one chat request: taking them apart holds up the event loop."""
 
 _PARAMS = attrs.fields_dict(SamplingParams)
 
@@ -125,14 +129,51 @@ def _chat_conflicts(request: ChatCompletionRequest) -> list[Problem]:
 
 
 def _tool_conflicts(request: ChatCompletionRequest) -> list[Problem]:
-    chooses = request.tool_choice is not None and request.tool_choice != "none"
-    if request.tools is None and chooses:
-        return [Problem("tool_choice", "tool_choice is only allowed when tools are given.")]
-    if request.tools == []:
+    if request.tools is None:
+        sentence = "tool_choice is only allowed when tools are given."
+        return [] if request.tool_choice in {None, "none"} else [Problem("tool_choice", sentence)]
+    if not request.tools:
         return [Problem("tools", "tools must hold at least one tool, got [].")]
-    if request.tools and request.tool_choice != "none":
-        sentence = 'tools are only supported with tool_choice "none": tool calls are not parsed.'
-        return [Problem("tools", sentence)]
+    if request.tool_choice in {None, "auto"}:
+        sentence = (
+            'tool_choice must be "required", {"type": "function", "function": {"name": ...}} or "none" when '
+            'tools are given: "auto", which is the default, is not supported.'
+        )
+        return [Problem("tool_choice", sentence)]
+    return _function_name_conflicts(request) + _form_conflicts(request)
+
+
+def _function_name_conflicts(request: ChatCompletionRequest) -> list[Problem]:
+    names: set[str] = set()
+    problems = []
+    for index, tool in enumerate(request.tools or ()):
+        name = tool.function.name
+        if name in names:
+            path = f"tools[{index}].function.name"
+            problems.append(Problem(path, f"{path} must differ from those of other tools, got {name!r}."))
+        names.add(name)
+    named = request.named_function
+    if named is not None and named not in names:
+        path = "tool_choice.function.name"
+        problems.append(Problem(path, f"{path} must be the name of one of the tools, got {shorten(named)}."))
+    return problems
+
+
+def _form_conflicts(request: ChatCompletionRequest) -> list[Problem]:
+    """A call's form is its function's; an answer has only one."""
+    if not request.must_call:
+        return []
+    given = ["structured_outputs"] if request.structured_outputs is not None else []
+    if request.response_format is not None and request.response_format.constrains:
+        given.append("response_format")
+    sentence = 'cannot be combined with a tool_choice that demands a call; "none" leaves it its effect.'
+    return [Problem(name, f"{name} {sentence}") for name in given]
+
+
+def _too_many_tools(values: Mapping[str, Any]) -> list[Problem]:
+    tools = values.get("tools")
+    if isinstance(tools, list) and len(tools) > MAX_TOOLS:
+        return [Problem("tools", f"tools must hold at most {MAX_TOOLS} tools, got {len(tools)}.")]
     return []
 
 
@@ -175,7 +216,8 @@ CHAT_READER = RequestReader(
         "top_logprobs": _renamed("logprobs", to="top_logprobs"),
     },
     refusals=CHAT_REFUSALS,
-    shapes=_SHAPES | {"messages": {"minItems": 1}, "tools": {"minItems": 1}},
+    shapes=_SHAPES | {"messages": {"minItems": 1}, "tools": {"minItems": 1, "maxItems": MAX_TOOLS}},
+    oversized=_too_many_tools,
     conflicts=_chat_conflicts,
 )
 

@@ -68,7 +68,6 @@ HARMLESS = frozenset(
         "media_io_kwargs",
         "metadata",
         "mm_processor_kwargs",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
