@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
-from soak_clients import EXPECTED, KINDS, Target, UnexpectedError, run_client
+from soak_clients import EXPECTED, KINDS, Target, UnexpectedError, run_client, well_behaved
 from soak_watch import Sample, children_of, read_metrics, sample
 
 if TYPE_CHECKING:
@@ -91,12 +91,15 @@ class Soak:
     words: defaultdict[str, Counter[str]] = attrs.field(factory=lambda: defaultdict(Counter))
     problems: list[str] = attrs.field(factory=list)
     samples: list[Sample] = attrs.field(factory=list)
+    """The first one: idle, after one answer. The last one: idle again."""
     num_left_out: int = 0
     num_open: int = 0
     deaths: list[str] = attrs.field(factory=list)
     _death_until: float = -1.0
 
     async def run(self) -> None:
+        await self._client(well_behaved, random.Random(0))
+        self._report("start")
         async with trio.open_nursery() as clients:
             with trio.move_on_after(self.seconds):
                 async with trio.open_nursery() as nursery:
@@ -198,11 +201,17 @@ def judge(soak: Soak, log: str) -> list[str]:
     found += [f"{name} is {metrics[name]:g} at the end" for name in LEVELS if metrics[name]]
     if metrics.get("engine_restarts_total", 0) < len(soak.deaths):
         found.append(f"{len(soak.deaths)} deaths, {metrics.get('engine_restarts_total', 0):g} restarts")
-    first, last = soak.samples[0], soak.samples[-1]
-    if last.rss_mib > first.rss_mib + RSS_GROWTH:
-        found.append(f"the API process grew from {first.rss_mib:.0f} to {last.rss_mib:.0f} MiB")
-    if last.fds > soak.samples[-2].fds or last.threads > first.threads:
-        found.append(f"file descriptors {first.fds} -> {last.fds}, threads {first.threads} -> {last.threads}")
+    start, tenth, end = soak.samples[0], soak.samples[1], soak.samples[-1]
+    if end.rss_mib > tenth.rss_mib + RSS_GROWTH:
+        found.append(f"the API process grew from {tenth.rss_mib:.0f} to {end.rss_mib:.0f} MiB")
+    if end.fds > start.fds or end.engine_fds > start.engine_fds:
+        found.append(
+            f"open files: {start.fds} + {start.engine_fds} at first, {end.fds} + {end.engine_fds} at last"
+        )
+    if end.threads > start.threads or end.engine_threads > start.engine_threads + 1:
+        found.append(
+            f"threads: {start.threads} + {start.engine_threads}, {end.threads} + {end.engine_threads}"
+        )
     if "Traceback" in log:
         found.append("a traceback in the log:\n" + log[log.index("Traceback") - 500 :][:3000])
     return found
@@ -216,9 +225,11 @@ def summary(soak: Soak, metrics: dict[str, float]) -> str:
         f"| {kind} | " + " | ".join(str(counter[word] or "") for word in words) + " |"
         for kind, counter in sorted(soak.words.items())
     ]
-    lines += ["", "| | after the first tenth | at the end |", "|---|---|---|"]
-    first, last = attrs.asdict(soak.samples[0]), attrs.asdict(soak.samples[-1])
-    lines += [f"| {name} | {first[name]:.0f} | {last[name]:.0f} |" for name in first]
+    lines += ["", "| | idle at first | after a tenth | idle at last |", "|---|---|---|---|"]
+    chosen = [attrs.asdict(soak.samples[index]) for index in (0, 1, -1)]
+    lines += [
+        f"| {name} | " + " | ".join(f"{each[name]:.0f}" for each in chosen) + " |" for name in chosen[0]
+    ]
     freed = metrics.get("abort_to_free_seconds_count", 0)
     mean = metrics.get("abort_to_free_seconds_sum", 0) / freed * 1e3 if freed else 0.0
     lines += [

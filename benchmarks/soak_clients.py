@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["EXPECTED", "KINDS", "Target", "UnexpectedError", "run_client"]
+__all__ = ["EXPECTED", "KINDS", "Target", "UnexpectedError", "run_client", "well_behaved"]
 
 _PATIENCE = 120.0
 """Seconds after which a client that still waits counts as lost."""

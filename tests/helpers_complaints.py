@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import http.client
+import io
 import json
 import socket
 import struct
@@ -64,17 +66,29 @@ class Caller:
             assert data, self.received
             self.received += data
 
-    def read_to_end(self) -> bytes:
-        """All of it, head and chunks."""
+    def read_to_end(self) -> tuple[int, str]:
+        """The status and the body."""
         while data := self._socket.recv(65536):
             self.received += data
         self._socket.close()
-        return self.received
+        response = http.client.HTTPResponse(_Recorded(self.received))  # type: ignore[arg-type]
+        response.begin()
+        return response.status, response.read().decode()
 
     def leave(self, *, by_reset: bool = False) -> None:
         if by_reset:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         self._socket.close()
+
+
+class _Recorded:
+    """What `http.client` wants of a socket."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
 
 
 def parse_events(text: str) -> list[Any]:

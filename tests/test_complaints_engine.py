@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import openai
 import pytest
 
-from helpers_complaints import COMPLETIONS, FOREVER, GREEDY, Caller, http_request, num_fds
+from helpers_complaints import COMPLETIONS, FOREVER, GREEDY, Caller, http_request, num_fds, parse_events
 from helpers_streams import StreamInThread
 from served import ServedModel, children_of, is_running, served, wait_for
 
@@ -57,11 +57,11 @@ def test_complaint_09_a_killed_engine_fails_what_runs_and_the_server_exits_non_z
         whole = Caller(server, COMPLETIONS, FOREVER)
         wait_for(lambda: server.metric("num_requests_running") == 3)
         os.kill(server.engine_pid, signal.SIGKILL)
+        wait_for(lambda: status_of(server, "/health") == 503)
         for stream in streams:
             stream.join()
             assert isinstance(stream.error, openai.APIError)
-        assert whole.read_to_end().startswith(b"HTTP/1.1 500")
-        assert status_of(server, "/health") == 503
+        assert whole.read_to_end()[0] == 500
         assert server.process.wait(30) == 3
 
 
@@ -122,7 +122,7 @@ def test_complaint_11_probes_of_a_stuck_engine_do_not_pile_up(restarting: Served
             probes.append(probe)
         for probe in probes:
             probe.close()
-        wait_for(lambda: num_fds(server) == fds)
+        wait_for(lambda: num_fds(server) <= fds)
     finally:
         os.kill(engine, signal.SIGCONT)
     wait_ready(restarting)
@@ -214,12 +214,10 @@ def test_complaint_15_sigterm_refuses_finishes_then_ends_the_rest(tmp_path: Path
         late.sendall(request[10:])
         assert late.recv(65536).startswith(b"HTTP/1.1 503")
         late.close()
-        assert b"[DONE]" in short.read_to_end()
-        assert b'"error"' not in short.received
-        frames = endless.read_to_end().decode()
-        last_frames = frames[frames.rindex('data: {"error"') :]
-        assert '"code":"shutting_down"' in last_frames
-        assert "data: [DONE]" in last_frames
+        last_chunk, done = parse_events(short.read_to_end()[1])[-2:]
+        assert (last_chunk["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+        error, done = parse_events(endless.read_to_end()[1])[-2:]
+        assert (error["error"]["code"], done) == ("shutting_down", "[DONE]")
         assert server.process.wait(30) == 0
         assert not is_running(engine)
         assert "Traceback" not in server.log

@@ -127,9 +127,10 @@ def _message(completion: CompletionOutput, scanner: CallScanner | None) -> Assis
 
 
 def _finish_reason(completion: CompletionOutput, scanner: CallScanner | None) -> str | None:
-    """ "tool_calls" also for a function that the request named, for which OpenAI's API has been seen to say
-    "stop": its description knows no such exception, and who looks at the reason looks for this one. Calls that
-    a stop string cut off are not for execution: they end as any text does.
+    """Calls that a stop string cut off are nothing to execute, and end as any text does.
+
+    A function that the request named is no exception, though OpenAI's API has been seen to say "stop" there:
+    its description knows none, clients that read `tool_calls` do not care, and the others look for this word.
 
     Raises as `public_finish_reason` does.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 from msgspec import UNSET, UnsetType
@@ -20,7 +20,9 @@ from trioserve.server.protocol.tools import (
     ToolChoice,
 )
 from trioserve.server.protocol.usage import Usage
-from trioserve.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from trioserve.structured_outputs import StructuredOutputsParams
 
 __all__ = [
     "AssistantMessage",

@@ -4,8 +4,8 @@ If the request names the function, the answer is the arguments alone. Else it is
 
     {"name": "get_weather", "arguments": {"city": "Paris"}}
 
-which is how most models that know tools were taught to write a call. The keys come in this order: a grammar of
-a schema keeps to the order of its properties.
+which is how most models that know tools were taught to write a call. The keys come in this order: a grammar
+made of a schema keeps to the order of its properties.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def _form(schema: dict[str, Any], functions: Sequence[FunctionDefinition]) -> St
         # llguidance passes over what it cannot enforce. Schemas of tools are made by many frameworks, and say
         # more than any grammar can.
         schema = {**schema, "x-guidance": {"lenient": True}}
-    # A function takes the parameters that it names. (Objects may have properties in several places of a schema;
-    # each of them would forbid those of the others.)
+    # A function takes the parameters that it names. (Where a schema names an object's properties in several
+    # places, each would forbid those of the others.)
     closed = not any(_has_properties_in_several_places(function.parameters or {}) for function in functions)
     return StructuredOutputsParams(json=schema, disable_additional_properties=closed)
 

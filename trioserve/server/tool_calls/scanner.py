@@ -1,15 +1,21 @@
 """Finds tool calls in an answer, while it comes.
 
 The answer is of a form that `protocol.tool_schemas` makes, or the beginning of one: a token limit or a stop
-string may end it anywhere. So a bracket's depth says what it is, and of a call object's strings the first is the
-key "name" and the second the name.
+string may end it anywhere. So a bracket's depth says what it is, and of a call object's strings the first is
+the key "name" and the second the name.
 """
 
 from __future__ import annotations
 
+import re
+
 import attrs
 
 __all__ = ["CallPart", "CallScanner"]
+
+_MARKS = re.compile(r'["{}\[\]]|\\.?', re.DOTALL)
+"""All that matters of JSON here. A backslash and what belongs to it are one mark, unless a piece ends between
+them."""
 
 _CALL_DEPTH = 2
 """In a call object: within the array and the object."""
@@ -40,12 +46,16 @@ class CallScanner:
         self._outer_depth = _CALL_DEPTH if function is None else 0
         """Around the arguments."""
         self._depth = 0
+        self._index = -1
         self._is_in_string = False
         self._is_escaped = False
-        """The next character of the string belongs to a backslash."""
-        self._strings: list[str] = []
-        """Of the call object so far, without those of its arguments; the last one may not have ended."""
-        self._index = -1
+        """The first character of the next piece belongs to a backslash."""
+        self._num_strings = 0
+        """Of the call object so far, without those of its arguments."""
+        self._string = ""
+        """The last one of them, as far as it has come."""
+        self._begin = 0
+        """In the piece at hand: of what it has of arguments, or of that string."""
         self._has_ended = False
 
     @property
@@ -55,23 +65,20 @@ class CallScanner:
 
     def feed(self, text: str) -> list[CallPart]:
         """What the next piece of the answer says, in its order."""
-        parts = []
+        parts: list[CallPart | None] = []
         if self._unannounced is not None:
             parts.append(self._start_call(self._unannounced))
             self._unannounced = None
-        begin = 0  # of what this piece has of arguments
-        for position, character in enumerate(text):
-            was_inside = self._is_inside
-            name = self._advance(character)
-            if name is not None:
-                parts.append(self._start_call(name))
-            if self._is_inside and not was_inside:
-                begin = position
-            elif was_inside and not self._is_inside:
-                parts.append(CallPart(self._index, None, text[begin : position + 1]))
-        if self._is_inside and text:
-            parts.append(CallPart(self._index, None, text[begin:]))
-        return parts
+        if not text:
+            return list(filter(None, parts))
+        self._begin = 0
+        start, self._is_escaped = int(self._is_escaped), False
+        for mark in _MARKS.finditer(text, start):
+            if self._has_ended:
+                break
+            parts.append(self._pass(mark, text))
+        parts.append(self._take_rest(text))
+        return list(filter(None, parts))
 
     @property
     def _is_inside(self) -> bool:
@@ -82,34 +89,47 @@ class CallScanner:
         self._index += 1
         return CallPart(self._index, name, "")
 
-    def _advance(self, character: str) -> str | None:
-        """Returns the name that ends here, if one does."""
-        if self._has_ended:
-            return None
-        if self._is_in_string:
-            return self._advance_in_string(character)
-        if character == '"':
-            self._is_in_string = True
-            if not self._is_inside:
-                self._strings.append("")
-        elif character in "{[":
-            self._depth += 1
-            if self._depth == self._outer_depth:
-                self._strings = []
-        elif character in "}]":
-            self._depth -= 1
-            self._has_ended = self._depth == 0
+    def _pass(self, mark: re.Match[str], text: str) -> CallPart | None:
+        """Returns the part that ends with this mark, if one does."""
+        match mark[0]:
+            case '"':
+                return self._pass_quote(mark.start(), text)
+            case "{" | "[" | "}" | "]" if not self._is_in_string:
+                return self._pass_bracket(mark.start(), text)
+            case "\\":
+                self._is_escaped = True
         return None
 
-    def _advance_in_string(self, character: str) -> str | None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif character == "\\":
-            self._is_escaped = True
-        elif character == '"':
-            self._is_in_string = False
-            is_name = not self._is_inside and len(self._strings) == _NAME_POSITION
-            return self._strings[-1] if is_name else None
-        if not self._is_inside:
-            self._strings[-1] += character
+    def _pass_quote(self, position: int, text: str) -> CallPart | None:
+        self._is_in_string = not self._is_in_string
+        if self._is_inside:
+            return None
+        if self._is_in_string:
+            self._num_strings += 1
+            self._string = ""
+            self._begin = position + 1
+            return None
+        self._string += text[self._begin : position]
+        return self._start_call(self._string) if self._num_strings == _NAME_POSITION else None
+
+    def _pass_bracket(self, position: int, text: str) -> CallPart | None:
+        if text[position] in "{[":
+            if self._depth == self._outer_depth:
+                self._begin = position
+            self._depth += 1
+            if self._depth == self._outer_depth:
+                self._num_strings = 0
+            return None
+        self._depth -= 1
+        self._has_ended = self._depth == 0
+        if self._depth != self._outer_depth:
+            return None
+        return CallPart(self._index, None, text[self._begin : position + 1])
+
+    def _take_rest(self, text: str) -> CallPart | None:
+        """What follows the last mark of a piece."""
+        if self._is_inside:
+            return CallPart(self._index, None, text[self._begin :])
+        if self._is_in_string:
+            self._string += text[self._begin :]
         return None
