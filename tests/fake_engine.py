@@ -75,6 +75,9 @@ class FakeEngineClient:
         self._check_alive()
         self.added.append(request)
 
+    def add_again(self, request: Add) -> None:
+        self.add(request)
+
     def abort(self, request_ids: list[int]) -> None:
         self.aborted += request_ids
 

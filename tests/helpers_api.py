@@ -7,6 +7,7 @@ description of it, and so is every event of a stream; no test has to ask for it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -251,6 +252,8 @@ class FakeLLM:
         self.health: Callable[[], Any] | None = None
         self.no_room: OverloadedError | None = None
         """The engine's queue is full."""
+        self.room: float = math.inf
+        """So many sequences are let in."""
         self.outputs_left: int | None = None
         """None: no limit. After so many outputs the engine falls silent."""
 
@@ -296,6 +299,8 @@ class FakeLLM:
     def check_room(self, num_sequences: int = 1) -> None:
         if self.no_room is not None:
             raise self.no_room
+        if num_sequences > self.room:
+            raise OverloadedError("Too many wait.")
 
     async def check_health(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openai
+import trio
 from prometheus_client.parser import text_string_to_metric_families
+from trio.testing import wait_all_tasks_blocked
 
 from served import MODEL, ServedModel, wait_for
 from trioserve.frontend.channel import OutputChannel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trioserve import AsyncLLM
 
@@ -91,6 +93,17 @@ class _Recorded:
         return io.BytesIO(self._data)
 
 
+def ask_together(server: ServedModel, *asked: tuple[str, dict[str, Any]]) -> list[Any]:
+    """The answers to many requests (path, body) that run side by side: a stream's events, or the JSON."""
+    callers = [Caller(server, path, {**GREEDY, **body}) for path, body in asked]
+    answers = []
+    for caller, (_, body) in zip(callers, asked, strict=True):
+        status, text = caller.read_to_end()
+        assert status == 200, text
+        answers.append(parse_events(text) if body.get("stream") else json.loads(text))
+    return answers
+
+
 def parse_events(text: str) -> list[Any]:
     """Of a whole stream: the decoded events, and comments and "[DONE]" as they are."""
     frames = text.split("\n\n")
@@ -152,6 +165,13 @@ def num_fds(pid: int) -> int:
 
 def wait_until_running(server: ServedModel, number: int) -> None:
     wait_for(lambda: server.metric("num_requests_running") >= number)
+
+
+async def until(is_true: Callable[[], object]) -> None:
+    """Of what tasks of this process bring about."""
+    with trio.fail_after(20):
+        while not is_true():
+            await wait_all_tasks_blocked()
 
 
 def channels_in_memory() -> int:

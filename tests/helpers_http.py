@@ -19,7 +19,7 @@ from trioserve.server.sse import sse_response
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from hypercorn.typing import ASGIFramework
 
@@ -167,6 +167,7 @@ async def serving(
     listener: socket.socket | None = None,
     access_log: bool = False,
     certificates: Certificates | None = None,
+    count_refusal: Callable[[str], None] | None = None,
     **limits: Any,
 ) -> AsyncIterator[Server]:
     """Serves `app` while the body runs; then whatever still runs is cancelled."""
@@ -181,6 +182,7 @@ async def serving(
         shutdown=server.shutdown,
         access_log=access_log,
         certificates=certificates,
+        count_refusal=count_refusal,
     )
 
     async def run(task_status: trio.TaskStatus[None]) -> None:

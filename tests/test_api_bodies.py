@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import threading
 from typing import Any
 
 import pytest
 import trio
 
+import trioserve.server.service
 from helpers_api import Client, Exchange, FakeLLM
-from trioserve.errors import InvalidRequestError
+from trioserve.errors import InvalidConfigError, InvalidRequestError
 from trioserve.server.protocol.json_depth import check_json_depth
+from trioserve.server.protocol.readers import MAX_MESSAGES
 from trioserve.server.protocol.reading import read_object
+from trioserve.server.request_scope import ScopedRequest as Request
 from trioserve.server_args import ServerArgs
 
+JSON = {"content-type": "application/json"}
 PATHS = ["/v1/completions", "/v1/chat/completions"]
 MESSAGES = '"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi"'
 
@@ -112,6 +118,79 @@ async def test_what_is_no_object(body: bytes) -> None:
     assert "The body" in reply.error["message"]
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "deflate, identity", "x" * 1000])
+async def test_an_encoded_body_is_refused_by_name(path: str, encoding: str) -> None:
+    body = gzip.compress(f"{{{MESSAGES}}}".encode())
+    reply = await Client(FakeLLM()).post(path, body, content_encoding=encoding)
+    assert (reply.status, reply.error["code"]) == (415, "unsupported_content_encoding")
+    assert "Content-Encoding" in reply.error["message"]
+    assert len(reply.error["message"]) < 200
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "Identity"])
+async def test_a_plain_body_may_be_called_so(encoding: str) -> None:
+    body = f"{{{MESSAGES}}}".encode()
+    assert (await Client(FakeLLM()).post(PATHS[0], body, content_encoding=encoding)).status == 200
+
+
+async def test_a_large_body_is_read_while_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+
+    def check(body: bytes, limit: int) -> None:
+        assert len(body) < 1000 or go_on.wait(3)
+
+    monkeypatch.setattr(trioserve.server.service, "check_json_depth", check)
+    client = Client(FakeLLM())
+    body = json.dumps({"prompt": "Hi", "user": "x" * 2**20}).encode()
+    large = Exchange(client.app, "POST", PATHS[0], body, JSON)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(large.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await client.post(PATHS[0], {"prompt": "Hi"})).status == 200
+        assert not large._sent
+        go_on.set()
+    assert large.reply.status == 200
+
+
+async def test_a_body_is_not_kept_while_its_request_runs() -> None:
+    llm = FakeLLM()
+    llm.outputs_left = 0
+    bodies = []
+
+    class Seen(Request):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            bodies.append(self.body)
+
+    client = Client(llm)
+    client.app.request_class = Seen
+    exchange = Exchange(client.app, "POST", PATHS[0], b'{"prompt": "Hi"}', JSON)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(exchange.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert llm.running
+        assert [len(body._data) for body in bodies] == [0]
+        exchange.leave()
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [None] * (MAX_MESSAGES + 1),
+        [{"role": "user", "content": [None] * MAX_MESSAGES}],
+        [{"role": "assistant", "tool_calls": [None] * MAX_MESSAGES}],
+    ],
+)
+async def test_too_many_messages_are_not_looked_at(messages: list[Any]) -> None:
+    reply = await Client(FakeLLM()).post(PATHS[1], {"messages": messages})
+    assert (reply.status, reply.error["param"]) == (400, "messages")
+    assert reply.error["message"] == (
+        f"messages must hold at most {MAX_MESSAGES} messages, parts of them and tool calls in all, "
+        f"got {MAX_MESSAGES + 1}."
+    )
+
+
 def read(body: bytes) -> None:
     check_json_depth(body, 128)
     read_object(body)
@@ -134,10 +213,16 @@ async def test_arguments_of_a_call_are_json_within_json(path: str) -> None:
     assert reply.status in {200, 400}
 
 
+@pytest.mark.parametrize("value", [0, -1, "nan", True])
+def test_a_body_needs_some_time(value: Any) -> None:
+    with pytest.raises(InvalidConfigError, match="body_timeout must be a number of seconds > 0"):
+        ServerArgs(body_timeout=value)
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_body_that_does_not_come(path: str, autojump_clock: trio.testing.MockClock) -> None:
     client = Client(FakeLLM(), ServerArgs(body_timeout=7))
-    exchange = Exchange(client.app, "POST", path, None, {"content-type": "application/json"})
+    exchange = Exchange(client.app, "POST", path, None, JSON)
     started = trio.current_time()
     await exchange.run()
     assert trio.current_time() - started == pytest.approx(7)

@@ -320,7 +320,7 @@ async def test_messages_reach_the_template() -> None:
         {"role": "pirate", "content": "a\nb"},
         {
             "role": "assistant",
-            "content": None,
+            "content": "",
             "reasoning_content": "hm",
             "tool_calls": [
                 {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": [1]}}}

@@ -141,6 +141,13 @@ async def test_all_pages_may_be_let_in() -> None:
         "https://a,https://b",
         "**",
         "HTTPS://a",
+        "https://Page.example",
+        "https://*.example",
+        "https://a@b",
+        "https://a?b",
+        "https://page.example:443",
+        "http://page.example:80",
+        "http://[::1]:80",
         "https://",
     ],
 )
@@ -150,7 +157,14 @@ def test_an_origin_that_no_browser_sends_is_refused(origin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://localhost:3000", "http://[::1]:8080", "null", "chrome-extension://abc"]
+    "origin",
+    [
+        "http://localhost:3000",
+        "http://[::1]:8080",
+        "null",
+        "chrome-extension://abc",
+        "https://xn--bcher-kva.example:80",
+    ],
 )
 def test_origins_that_browsers_send(origin: str) -> None:
     assert ServerArgs(allowed_origins=(origin,)).allowed_origins == (origin,)

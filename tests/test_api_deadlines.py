@@ -300,6 +300,22 @@ async def test_a_deadline_while_the_prompt_is_tokenized(
     check_freed(fake)
 
 
+async def test_a_deadline_while_many_prompts_are_submitted(
+    fake: FakeEngine, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = fake.client.add
+
+    def add_slowly(request: Any) -> None:
+        add(request)
+        autojump_clock.jump(1)
+
+    monkeypatch.setattr(fake.client, "add", add_slowly)
+    reply = (await ask(create_app(fake.llm), COMPLETIONS, {"prompt": ["Hi"] * 100, "timeout": 5})).reply
+    assert reply.status == 504
+    assert len(fake.client.added) == 5
+    check_freed(fake)
+
+
 # At the same moment
 
 

@@ -219,6 +219,21 @@ async def test_idle_clients_are_forgotten(autojump_clock: trio.testing.MockClock
     assert (limits.num_clients, limits.num_running) == (1, 1)
 
 
+def test_a_hundred_thousand_addresses() -> None:
+    """They are forgotten in linear time; in quadratic time, this takes many seconds."""
+    window = RateWindow(2)
+    for number in range(100_000):
+        window.count(f"address:{number}", number / 2000)
+        if number % 3 == 0:
+            window.count("address:0", number / 2000)
+    assert window.num_clients == 100_000
+    assert window.wait("address:0", 50) == pytest.approx(60, abs=0.01)
+    window.count("address:0", 109.9)
+    assert window.num_clients < 300
+    window.count("address:new", 170)
+    assert window.num_clients == 1
+
+
 # The engine
 
 
@@ -233,6 +248,29 @@ async def test_a_full_engine_is_asked_before_the_body_is_read() -> None:
     assert late.reply.headers["retry-after"] == "3"
     llm.no_room = None
     assert (await ask(client)).status == 200  # what the engine refused does not count for the minute
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "number"),
+    [
+        (PATHS[0], {"prompt": ["a", "b", "c"], "n": 4}, 12),
+        (PATHS[0], {"prompt": [1, 2, 3], "n": 4}, 4),
+        (PATHS[0], {"prompt": ["a", "b", "c"], "n": 4, "use_beam_search": True}, 4),
+        (PATHS[1], {"n": 4}, 4),
+        (PATHS[1], {}, 1),
+    ],
+)
+async def test_the_engine_is_asked_for_room_for_all_before_any_work(
+    path: str, fields: dict[str, Any], number: int
+) -> None:
+    llm = FakeLLM()
+    llm.room = number - 1
+    reply = await Client(llm).post(path, {**TEXT, **fields})
+    assert (reply.status, reply.error["code"]) == (503, "overloaded")
+    assert not llm.calls
+    assert not llm.rendered
+    llm.room = number
+    assert (await Client(llm).post(path, {**TEXT, **fields})).status == 200
 
 
 async def test_an_engine_that_restarts(caplog: pytest.LogCaptureFixture) -> None:

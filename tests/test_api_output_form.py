@@ -168,5 +168,5 @@ async def test_tools_and_a_form_do_not_get_in_each_others_way() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     request = {"tools": tools, "response_format": {"type": "json_object"}}
     assert (await ask(FakeLLM(), CHAT, **request, tool_choice="none")).status == 200
-    reply = await ask(FakeLLM(), CHAT, **request)
-    assert (reply.status, reply.error["param"]) == (400, "tools")
+    reply = await ask(FakeLLM(), CHAT, **request, tool_choice="required")
+    assert (reply.status, reply.error["param"]) == (400, "response_format")

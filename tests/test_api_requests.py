@@ -16,6 +16,16 @@ CHAT_PATH = "/v1/chat/completions"
 TEXT_PATH = "/v1/completions"
 
 
+async def test_so_many_completions_at_a_time() -> None:
+    client = Client(FakeLLM())
+    request = {"prompt": ["Hi"] * 129, "n": 128}
+    reply = await client.post(TEXT_PATH, request)
+    assert (reply.status, reply.error["param"]) == (400, "n")
+    assert reply.error["message"] == "n times the prompts must be at most 16384, got 16512."
+    one_after_the_other = {"prompt": ["Hi"] * 300, "n": 64, "use_beam_search": True}
+    assert (await client.post(TEXT_PATH, one_after_the_other)).status == 200
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -44,8 +54,8 @@ TEXT_PATH = "/v1/completions"
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"tools": []}, "tools"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tools": [{"type": "function"}], "tool_choice": "auto"}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),

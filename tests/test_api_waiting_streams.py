@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -235,17 +236,18 @@ class _Counter:
 
 
 class SlowTransport:
-    """Takes a second for each part, and minds being given two at a time."""
+    """Takes its time for each part, and minds being given two at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 1) -> None:
         self.sent: list[bytes] = []
+        self._seconds = seconds
         self._busy = False
 
     async def send(self, part: bytes) -> None:
         assert not self._busy
         self._busy = True
         try:
-            await trio.sleep(1)
+            await trio.sleep(self._seconds)
         finally:
             self._busy = False
         self.sent.append(part)
@@ -267,6 +269,67 @@ async def test_a_frame_waits_for_the_comment_before_it(autojump_clock: MockClock
         nursery.cancel_scope.cancel()
     assert transport.sent == [b"1", b": keep-alive\n\n", b"2", b": keep-alive\n\n"]
     assert trio.current_time() == pytest.approx(1 + 11 + 1 + 11)
+
+
+async def test_a_frame_that_takes_long_is_no_silence(autojump_clock: MockClock) -> None:
+    transport = SlowTransport(25)
+
+    async def frames() -> Any:
+        yield b"1"
+        await trio.sleep(12)  # a comment is under way
+        yield b"2"
+        yield b"3"
+
+    sender = KeepAliveSender(transport.send, 10)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.watch, trio.sleep_forever)
+        await sender.send_all(frames())
+        nursery.cancel_scope.cancel()
+    assert transport.sent == [b"1", b": keep-alive\n\n", b"2", b"3"]
+
+
+async def test_no_comment_follows_the_last_frame(autojump_clock: MockClock) -> None:
+    transport = SlowTransport()
+
+    async def frames() -> Any:
+        yield b"1"
+
+    sender = KeepAliveSender(transport.send, 10)
+    for end, frame in ((partial(sender.send_all, frames()), b"1"), (partial(sender.send_last, b"2"), b"2")):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sender.watch, trio.sleep_forever)
+            await end()
+            assert transport.sent[-1] == frame
+            await trio.sleep(100)  # what ends the message is not through for so long
+            assert transport.sent[-1] == frame
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("how", ["whole", "deadline", "death"])
+async def test_an_end_that_is_not_through_is_followed_by_nothing(
+    fake: FakeEngine, autojump_clock: MockClock, how: str
+) -> None:
+    exchange = begin(fake, timeout=5)
+    reads = trio.Event()
+    send = exchange._send
+
+    async def send_slowly(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            await reads.wait()
+        await send(message)
+
+    exchange._send = send_slowly  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(exchange.run)
+        await wait_all_tasks_blocked()
+        fake.client.emit(fake.client.added[0], "a", FinishReason.LENGTH if how == "whole" else None)
+        await wait_all_tasks_blocked()
+        if how == "death":
+            fake.client.die()
+        await trio.sleep(100)
+        reads.set()
+    assert events_of(exchange)[-1] == "[DONE]"
+    assert COMMENT not in events_of(exchange)
 
 
 # Nothing is lost between the engine and the stream

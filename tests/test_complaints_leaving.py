@@ -28,8 +28,7 @@ from helpers_complaints import (
     num_aborted,
     num_fds,
     openai_client,
-    stream_events,
-    text_of,
+    until,
     wait_until_running,
 )
 from helpers_http import Client, Server, serving
@@ -125,16 +124,14 @@ async def test_complaint_04_all_children_are_freed_and_no_map_keeps_an_entry(
 ) -> None:
     async with open_fake_llm(tmp_path, monkeypatch) as fake, serving(create_app(fake.llm)) as server:
         client = await ask(server, {"prompt": "Hi", "n": 4, "stream": True})
-        while len(fake.client.added) < 4:
-            await wait_all_tasks_blocked()
+        await until(lambda: len(fake.client.added) >= 4)
         done, *others = fake.client.added
         assert channels_in_memory() == 1
         fake.client.emit(done, "a", FinishReason.STOP)
         fake.client.emit(others[0], "b")
         await client.read_head()
         client.close()
-        while fake.llm.num_open_requests:
-            await wait_all_tasks_blocked()
+        await until(lambda: not fake.llm.num_open_requests)
         assert fake.client.aborted == [add.request_id for add in others]
         fake.client.emit(others[1], "c")  # computed before the abort arrived
         fake.client.emit_freed(*fake.client.aborted)
@@ -198,17 +195,17 @@ async def test_complaint_05_a_prefill_stops_when_its_client_has_gone(
 
 
 def test_complaint_06_an_abort_leaves_the_neighbours_alone(server: ServedModel) -> None:
-    body = {**GREEDY, "prompt": "Once upon a time", "max_tokens": 60, "ignore_eos": True}
+    body = {**GREEDY, "prompt": "Once upon a time", "max_tokens": 30, "ignore_eos": True}
     _, alone = server.request("POST", COMPLETIONS, body)
     neighbour = Caller(server, COMPLETIONS, body)
-    for number in range(9):
+    for number in range(5):
         leaver = Caller(server, COMPLETIONS, {**FOREVER, "prompt": "Once upon a", "stream": number % 3 > 0})
         if number % 3 > 0:
             leaver.read_until(b"data: ")
         leaver.leave(by_reset=number % 2 == 0)
     beside = json.loads(neighbour.read_to_end()[1])
     assert beside["choices"] == alone["choices"]
-    assert beside["usage"]["completion_tokens"] == 60
+    assert beside["usage"]["completion_tokens"] == 30
     server.wait_until_idle()
 
 
@@ -217,13 +214,14 @@ def test_complaint_06_an_abort_leaves_the_neighbours_alone(server: ServedModel) 
 
 def test_complaint_07_the_next_request_with_the_same_prefix_is_right(server: ServedModel) -> None:
     prompt = "A list of the countries of Europe and their capitals: " * 8 + "France:"
-    _, expected = server.request("POST", COMPLETIONS, {**GREEDY, "prompt": prompt, "cache_salt": "elsewhere"})
+    short = {**GREEDY, "prompt": prompt, "max_tokens": 8}
+    _, expected = server.request("POST", COMPLETIONS, {**short, "cache_salt": "elsewhere"})
     leaver = Caller(server, COMPLETIONS, {**FOREVER, "prompt": prompt, "stream": True, "temperature": 0})
     leaver.read_until(b"data: ")
     leaver.leave()
     server.wait_until_idle()
     hits = server.metric("prefix_cache_hits_total")
-    _, again = server.request("POST", COMPLETIONS, {**GREEDY, "prompt": prompt})
+    _, again = server.request("POST", COMPLETIONS, short)
     assert again["choices"] == expected["choices"]
     assert server.metric("prefix_cache_hits_total") - hits > 50
     assert levels(server) == (0, 0, 0)
@@ -279,12 +277,6 @@ async def test_complaint_08_a_thousand_disconnects_leave_capacity_unchanged(serv
     with openai_client(server) as client:
         after = client.chat.completions.create(**question)
     assert after.choices == before.choices
-    assert stream_and_text_agree(server)
-
-
-def stream_and_text_agree(server: ServedModel) -> bool:
-    _, whole = server.request("POST", COMPLETIONS, {**GREEDY, "prompt": "Hello"})
-    return text_of(stream_events(server, COMPLETIONS, prompt="Hello")) == whole["choices"][0]["text"]
 
 
 # Complaint 27: the gauges are 0 without a further request; aborts are counted as such

@@ -13,6 +13,7 @@ import trio
 
 from served import MODEL, is_running
 from trioserve import AsyncLLM, EngineArgs, EngineDeadError, EngineStartError, SamplingParams
+from trioserve.frontend.prompts import TokensPrompt
 
 LONG = SamplingParams(max_tokens=4000, ignore_eos=True)
 
@@ -48,6 +49,17 @@ async def test_closing_does_not_wait_for_running_requests(own_children: OwnChild
     assert not is_running(engine)
 
 
+async def test_closing_while_requests_are_being_sent_is_no_death() -> None:
+    """The link ends in the middle of one of them."""
+    async with AsyncLLM.from_engine_args(engine_args()) as llm:
+        await llm.pause_generation("keep")  # so that no step keeps the core from ending in time
+        for _ in range(300):
+            await llm.submit(TokensPrompt([5] * 4000))
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+    assert not llm.errored, llm.dead_error
+
+
 @pytest.mark.parametrize("engine", ["process", "inproc"])
 @pytest.mark.parametrize("seconds", [0.01, 0.3, 0.6])
 async def test_a_start_can_be_cancelled(engine: str, seconds: float, own_children: OwnChildren) -> None:
@@ -67,6 +79,18 @@ async def test_a_process_that_cannot_be_started_is_a_start_that_failed(
     monkeypatch.setattr("trioserve.link.process._start_child", no_process)
     with pytest.raises(EngineStartError, match="temporarily unavailable"):
         async with AsyncLLM.from_engine_args(engine_args()):
+            raise AssertionError("it cannot start")
+
+
+async def test_in_process_a_core_that_lacks_file_descriptors_is_a_start_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_socket(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("trioserve.link.inproc.socket.socketpair", no_socket)
+    with pytest.raises(EngineStartError, match="Too many open files"):
+        async with AsyncLLM.from_engine_args(engine_args(engine="inproc")):
             raise AssertionError("it cannot start")
 
 

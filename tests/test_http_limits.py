@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import socket
 from typing import TYPE_CHECKING
@@ -33,9 +34,9 @@ async def hold(server: Server) -> Client:
     return client
 
 
-async def assert_turned_away(client: Client, status: int, code: str) -> None:
+async def assert_turned_away(client: Client, status: int, kind: str, code: str) -> None:
     reply = await client.read_reply()
-    assert (reply.status, reply.error["code"]) == (status, code)
+    assert (reply.status, reply.error["type"], reply.error["code"]) == (status, kind, code)
     assert reply.error["message"]
     assert int(reply.headers["retry-after"]) > 0
     assert reply.headers["connection"] == "close"
@@ -44,23 +45,47 @@ async def assert_turned_away(client: Client, status: int, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "status", "code"),
+    ("limit", "reason", "status", "kind", "code"),
     [
-        ("max_connections", 503, "overloaded"),
-        ("max_connections_per_address", 429, "rate_limit_exceeded"),
+        ("max_connections", "connections", 503, "server_error", "overloaded"),
+        ("max_connections_per_address", "address_connections", 429, "requests", "rate_limit_exceeded"),
     ],
 )
-async def test_a_connection_too_many_is_turned_away(probe: Probe, limit: str, status: int, code: str) -> None:
-    async with serving(probe.app, **{limit: 2}) as server:
+async def test_a_connection_too_many_is_turned_away(
+    probe: Probe,
+    limit: str,
+    reason: str,
+    status: int,
+    kind: str,
+    code: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    refused: list[str] = []
+    async with serving(probe.app, count_refusal=refused.append, **{limit: 2}) as server:
         first, second = await hold(server), await hold(server)
         for _ in range(3):
-            await assert_turned_away(await server.connect(), status, code)
+            await assert_turned_away(await server.connect(), status, kind, code)
         await first.send(get("/hello"))  # who is in stays in
         assert (await first.read_reply()).body == b"hello"
         second.close()
         await trio.testing.wait_all_tasks_blocked(0.01)
         await hold(server)
-        await assert_turned_away(await server.connect(), status, code)
+        await assert_turned_away(await server.connect(), status, kind, code)
+    assert refused == [reason] * 4
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+async def test_connections_that_are_turned_away_hide_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope, receive, send) -> None:
+        raise RuntimeError("a bug")
+
+    async with serving(app, max_connections=1) as server:
+        client = await server.connect()
+        for _ in range(20):
+            await (await server.connect()).read_to_end()
+        await client.send(get("/"))
+        assert (await client.read_reply()).status == 500
+    assert "a bug" in caplog.text
 
 
 async def test_one_that_is_turned_away_may_have_sent_its_request(probe: Probe) -> None:

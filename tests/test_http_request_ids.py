@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from helpers_http import Probe, get, serving
 
@@ -29,6 +30,16 @@ async def test_a_refusal_says_the_request_id(probe: Probe, request_bytes: bytes,
         reply = await server.ask(request_bytes)
     assert reply.status == status
     assert reply.headers["x-request-id"] == "a b-7"
+
+
+async def test_an_application_that_fails_says_the_request_id() -> None:
+    async def app(scope, receive, send) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async with serving(app) as server:
+        for given, said in (("a b-7", "a b-7"), ("a\tb", None)):
+            reply = await server.ask(get("/", f"X-Request-Id: {given}"))
+            assert (reply.status, reply.headers.get("x-request-id")) == (500, said)
 
 
 async def test_an_id_cut_off_by_the_limit_is_not_said(probe: Probe) -> None:

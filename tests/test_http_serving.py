@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,35 @@ async def test_a_request_may_arrive_byte_by_byte(probe: Probe) -> None:
             await client.send(bytes([byte]))
         assert (await client.read_reply()).body == b'{"size":3}\n'
         assert (await client.read_reply()).body == b"hello"
+
+
+@pytest.mark.parametrize("empty", [b"\r\n", b"\n", b"\r\n\r\n", b"\r"])
+async def test_empty_lines_before_a_request_are_passed_over(probe: Probe, empty: bytes) -> None:
+    """RFC 9112, section 2.2: some clients send one after a body."""
+    async with serving(probe.app) as server:
+        client = await server.connect()
+        for between in (empty, b""):  # together with what is around, or by itself
+            await client.send(empty + post("/echo", b"abc") + between)
+            assert (await client.read_reply()).body == b'{"size":3}\n'
+            await client.send(empty)
+            await trio.testing.wait_all_tasks_blocked()
+        await client.send(get("/hello") + empty + get("/hello"))
+        for _ in range(2):
+            assert (await client.read_reply()).body == b"hello"
+
+
+async def test_empty_lines_do_not_keep_a_connection(
+    probe: Probe, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.003
+    async with serving(probe.app, keep_alive_timeout=2.0) as server:
+        client = await server.connect()
+        started = trio.current_time()
+        with suppress(trio.BrokenResourceError):
+            while trio.current_time() < started + 100:
+                await client.send(b"\r\n")
+                await trio.sleep(0.5)
+        assert trio.current_time() - started < 4
 
 
 async def test_head_has_no_body(probe: Probe) -> None:

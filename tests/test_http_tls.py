@@ -361,6 +361,23 @@ async def test_a_broken_certificate_is_told_once_and_the_old_one_stays(
         assert await served_name(server, authority) == "third.example"
 
 
+async def test_a_file_that_vanishes_while_it_is_read_does_no_harm(
+    probe: Probe, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = authority.certificates()
+    authority.write("server", "localhost", "second.example")
+
+    def load_cert_chain(*_args: object, **_options: object) -> None:
+        raise FileNotFoundError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_cert_chain", load_cert_chain)
+        assert certificates.current() is certificates.current()
+    async with serving(probe.app, certificates=certificates) as server:
+        assert await served_name(server, authority) == "localhost"
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
 async def test_files_may_be_left_alone(probe: Probe, authority: Authority) -> None:
     certificates = authority.certificates(enable_ssl_refresh=False)
     async with serving(probe.app, certificates=certificates) as server:

@@ -301,7 +301,9 @@ async def test_a_core_ends_at_what_it_cannot_read_and_says_so(
             await fault.strike(core.near, message)
             messages = await core.read_to_the_end()
             told = isinstance(messages[-1] if messages else None, Fatal)
-            assert told is (fault.name != "end of file")
+            # A client may end a core in the middle of what it sends: once it is there, that is in order.
+            is_in_order = fault.name == "end of file" or (fault.name.startswith("truncated") and number > 0)
+            assert told is not is_in_order
             assert core.runner.is_closed is (number > 0)
 
 

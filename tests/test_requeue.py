@@ -45,7 +45,7 @@ PROMPT = TokensPrompt([97, 98])
 
 @attrs.define(eq=False)
 class Core:
-    """What `Requests` needs of a client. It takes so many sequences, and then no more."""
+    """What `Requests` needs of a client. It has room for so many sequences."""
 
     room: float = float("inf")
     added: list[Add] = attrs.field(factory=list)
@@ -54,6 +54,9 @@ class Core:
     def add(self, add: Add) -> None:
         if len(self.added) >= self.room:
             raise OverloadedError("full")
+        self.add_again(add)
+
+    def add_again(self, add: Add) -> None:
         self.added.append(add)
 
     def abort(self, sequence_ids: list[int]) -> None:
@@ -304,34 +307,59 @@ async def test_a_deadline_that_passes_while_it_waits_leaves_nobody_behind(
         assert (await channel.take()).finished
 
 
-async def test_one_that_cannot_be_sent_fails_alone(engine: Engine) -> None:
+async def test_however_many_have_waited_they_are_all_sent(engine: Engine) -> None:
     channels = [await engine.submit(), await engine.submit(n=2), await engine.submit()]
     with released(engine, *channels):
         engine.die()
         core = engine.restart(room=2)
-        assert len(core.added) == 2
-        assert not channels[0].has_news
-        for channel in channels[1:]:
-            with pytest.raises(OverloadedError):
-                await channel.take()
-        assert core.added[1].request_id in core.aborted, "the half that was sent"
-        for sequence_id in core.aborted:
-            engine.outputs.process(pack_step(StepResult(freed=[sequence_id]), STATS))
-        engine.emit(core.added[0], [97], FinishReason.LENGTH)
-        assert (await channels[0].take()).finished
+        assert len(core.added) == 4
+        with pytest.raises(OverloadedError):
+            await engine.submit()
+        engine.outputs.process(pack_step(StepResult(freed=core.aborted), STATS))
+        for add in core.added:
+            engine.emit(add, [97], FinishReason.LENGTH)
+        for channel in channels:
+            assert (await channel.take()).finished
 
 
 async def test_where_the_next_core_is_gone_at_once_they_wait_on(engine: Engine) -> None:
     channel = await engine.submit()
     with released(engine, channel):
-        engine.die()
-        with pytest.raises(EngineRestartingError):
-            engine.requests.resubmit()
-        engine.restart()
-        engine.die()
+        for _ in range(3):
+            engine.die()
+            with pytest.raises(EngineRestartingError):
+                engine.requests.resubmit()
         (add,) = engine.restart().added
         engine.emit(add, [97], FinishReason.LENGTH)
         assert (await channel.take()).finished
+
+
+async def test_a_request_that_kills_cores_kills_two_and_no_more(engine: Engine) -> None:
+    """Else it would use up all restarts, and the server with them."""
+    channel = await engine.submit()
+    with released(engine, channel):
+        engine.die()
+        assert len(engine.restart().added) == 1
+        engine.die()
+        with pytest.raises(EngineDeadError):
+            await channel.take()
+        assert engine.restart().added == []
+
+
+async def test_each_round_is_given_to_two_cores(engine: Engine) -> None:
+    search = Search(engine)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(search.run)
+        await wait_all_tasks_blocked()
+        engine.die()
+        (first,) = engine.restart().added
+        engine.emit(first, [beam_token(97)], FinishReason.LENGTH)
+        await wait_all_tasks_blocked()
+        engine.die()
+        for add in engine.restart().added:
+            engine.emit(add, [beam_token(101)], FinishReason.LENGTH)
+    assert search.sequences == 2
+    engine.assert_empty()
 
 
 async def test_while_there_is_no_core_nothing_is_registered(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,6 +105,26 @@ def test_an_fd_that_is_no_listening_socket_is_refused_and_left_open(tmp_path: Pa
             assert caught.value.field == "fd"
         for fd in (file.fileno(), silent.fileno(), datagrams.fileno()):
             os.fstat(fd)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system's own settings hold")
+@pytest.mark.parametrize("inherited", [False, True])
+@pytest.mark.parametrize(
+    ("write_timeout", "patience"), [(30.0, 60_000), (100.0, 100_000), (1e9, 2**31 - 1000)]
+)
+def test_the_kernel_looks_after_clients_whose_network_has_vanished(
+    inherited: bool, write_timeout: float, patience: int
+) -> None:
+    fd = socket.create_server(("127.0.0.1", 0)).detach() if inherited else None
+    args = ServerArgs(port=0, fd=fd, write_timeout=write_timeout)
+    with bound_listener(args) as listener:
+        start_listening(listener, args)
+        with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+            values = [accepted.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+            assert values == [30, 10, 3, patience]
+            assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) != 30  # the system's default
 
 
 def test_where_a_server_with_a_certificate_is_found(tmp_path: Path) -> None:

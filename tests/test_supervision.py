@@ -14,9 +14,11 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from fake_engine import STATS, FakeEngineClient, open_fake_llm
+from hash_engine import open_hash_llm
 from trioserve.async_llm import AsyncLLM
 from trioserve.core.step_result import StepResult
 from trioserve.errors import ClosedError, EngineDeadError, EngineRestartingError, EngineStartError
+from trioserve.frontend.prompts import TokensPrompt
 from trioserve.link.columns import pack_step
 from trioserve.link.watchdog import wait_for_silence
 from trioserve.llm_engine import LLMEngine
@@ -86,7 +88,7 @@ class Cores:
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Without letting the clock go on."""
-    while not is_true():
+    while not is_true():  # noqa: ASYNC110 - nothing announces it
         await trio.lowlevel.checkpoint()
 
 
@@ -459,6 +461,73 @@ async def test_a_cancellation_from_outside_ends_everything(
     assert it.llm.num_open_requests == 0
 
 
+@attrs.define(eq=False)
+class CancelAtStep(trio.abc.Instrument):
+    """Cancels before step `number` of all tasks of this loop together."""
+
+    scope: trio.CancelScope
+    number: int
+    cancelled_at: float | None = None
+
+    def before_task_step(self, _: trio.lowlevel.Task) -> None:
+        self.number -= 1
+        if not self.number:
+            self.scope.cancel()
+            self.cancelled_at = trio.current_time()
+
+
+async def live_through_two_deaths(it: Supervised) -> None:
+    """A request is requeued, waits through a start that fails, and is answered by the third core."""
+    async with it.llm.stream("x", SamplingParams(max_tokens=1)) as outputs:
+        it.cores.failures.append(EngineStartError("no memory"))
+        it.cores.newest.die()
+        await until(lambda: not it.llm.is_running)
+        await it.llm.wait_ready()
+        it.cores.newest.emit(it.cores.newest.added[0], "a", FinishReason.LENGTH)
+        assert (await anext(outputs)).finished
+        it.cores.newest.die()
+        await until(lambda: not it.llm.is_running)
+    await it.llm.wait_ready()
+
+
+async def test_a_cancellation_at_any_step_of_any_task_ends_everything(
+    supervised: Open, autojump_clock: MockClock
+) -> None:
+    num_cancelled = 0
+    while True:
+        cores = Cores()
+        scope = trio.CancelScope()
+        instrument = CancelAtStep(scope, num_cancelled + 1)
+        llm = None
+        trio.lowlevel.add_instrument(instrument)
+        try:
+            with scope:
+                async with supervised(cores, requeue_on_restart=True, strict=False) as it:
+                    llm = it.llm
+                    await live_through_two_deaths(it)
+        finally:
+            trio.lowlevel.remove_instrument(instrument)
+        assert cores.num_open == 0
+        if llm is not None:
+            assert llm.num_open_requests == llm._outputs.admission.num_open == llm._outputs.num_unfreed == 0
+            with pytest.raises((ClosedError, EngineDeadError)):
+                await llm.wait_ready()
+        if instrument.cancelled_at is None:
+            break
+        assert trio.current_time() == instrument.cancelled_at
+        num_cancelled += 1
+    assert num_cancelled > 50
+
+
+async def test_a_death_is_logged_even_if_everything_ends_meanwhile(
+    supervised: Open, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supervised() as it:
+        await dying(it)
+    assert it.llm.errored
+    assert "killed by the test" in caplog.text
+
+
 async def test_who_waits_for_the_next_core_hears_of_the_end(
     supervised: Open, autojump_clock: MockClock
 ) -> None:
@@ -535,12 +604,67 @@ async def main_on(clock: MockClock, main: Any) -> None:
     await trio.to_thread.run_sync(lambda: trio.run(main, clock=clock))
 
 
+async def test_a_step_that_was_stopped_with_everything_else_is_not_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = MockClock()
+
+    async def main() -> None:
+        async with open_hash_llm(tmp_path, monkeypatch, step_timeout=50) as engine:
+            async with trio.open_nursery() as nursery:
+                with engine.steps_held():
+                    nursery.start_soon(engine.llm.complete, TokensPrompt([5]), SamplingParams(max_tokens=2))
+                    await until(lambda: engine.runner.begun.acquire(blocking=False))
+                    await wait_all_tasks_blocked()
+                    clock.jump(10_000)
+                    await wait_all_tasks_blocked()
+            assert engine.llm.is_running
+
+    await main_on(clock, main)
+
+
 # Synchronous callers
 
 
-def test_offline_the_next_call_waits_for_the_next_core(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Cores], LLMEngine]:
+    """An LLMEngine that is restarted."""
+
+    def open_offline(cores: Cores) -> LLMEngine:
+        @asynccontextmanager
+        async def open_llm() -> AsyncIterator[AsyncLLM]:
+            args = {"engine_restart": "on-failure", "engine_restart_backoff": 0.05}
+            async with open_fake_llm(tmp_path, monkeypatch, open_core=cores.open, **args) as fake:
+                yield fake.llm
+
+        return LLMEngine(cast("AsyncLLM", open_llm()))
+
+    return open_offline
+
+
+def test_offline_a_death_is_one_error_for_all_that_died_with_it(
+    offline: Callable[[Cores], LLMEngine],
 ) -> None:
+    def dies_at_the_third(core: Core) -> None:
+        add = core.add
+
+        def add_and_die(request: Any) -> None:
+            add(request)
+            if len(core.added) == 3:
+                core.die("killed")
+
+        core.add = add_and_die  # type: ignore[method-assign]
+
+    with offline(Cores(start_seconds=0.05, on_ready=dies_at_the_third)) as engine:
+        for name in "abc":
+            engine.add_request(name, "x", SamplingParams(max_tokens=5))
+        with pytest.raises(EngineDeadError, match="killed"):
+            engine.step()
+        assert not engine.has_unfinished_requests()
+        assert engine.step() == []
+
+
+def test_offline_the_next_call_waits_for_the_next_core(offline: Callable[[Cores], LLMEngine]) -> None:
     cores = Cores(start_seconds=0.05)
 
     def answers(core: Core) -> None:
@@ -556,14 +680,7 @@ def test_offline_the_next_call_waits_for_the_next_core(
         core.add = add_and_answer  # type: ignore[method-assign]
 
     cores.on_ready = answers
-
-    @asynccontextmanager
-    async def open_llm() -> AsyncIterator[AsyncLLM]:
-        args = {"engine_restart": "on-failure", "engine_restart_backoff": 0.05}
-        async with open_fake_llm(tmp_path, monkeypatch, open_core=cores.open, **args) as fake:
-            yield fake.llm
-
-    with LLMEngine(cast("AsyncLLM", open_llm())) as engine:
+    with offline(cores) as engine:
         engine.add_request("a", "x", SamplingParams(max_tokens=5))
         with pytest.raises(EngineDeadError, match="killed"):
             engine.step()

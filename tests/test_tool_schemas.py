@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
@@ -14,7 +14,9 @@ from trioserve.grammars.checking import Setup, check
 from trioserve.server.protocol.tool_schemas import MAX_CALLS, arguments_form, calls_form
 from trioserve.server.protocol.tools import FunctionDefinition
 from trioserve.server.tool_calls.scanner import CallScanner
-from trioserve.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from trioserve.structured_outputs import StructuredOutputsParams
 
 SEEDS = range(6)
 INTEGER, SHORT = {"type": "integer"}, {"type": "string", "maxLength": 5}

@@ -203,7 +203,7 @@ class EngineArgs:
         default=1.0,
     )
     requeue_on_restart: bool = arg(
-        "give requests that had no token yet to the new engine core, instead of failing them",
+        "give requests that had no token yet to the new engine core (once), instead of failing them",
         flag("requeue_on_restart"),
         default=False,
     )

@@ -190,7 +190,8 @@ class SupervisionConfig:
     restart_backoff: float
     """Seconds before the first restart; doubled for each further one in a row."""
     requeue: bool
-    """Requests that had no token yet are given to the new core, instead of failing."""
+    """Requests that had no token yet are given to the new core, instead of failing; those that a second core
+    dies of are not."""
     step_timeout: float
     """Seconds after which a step that has not ended, or a core that does not answer, counts as death."""
 

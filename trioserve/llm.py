@@ -101,6 +101,7 @@ class LLM:
           TypeError: a prompt has none of the known forms.
           InvalidRequestError: a prompt cannot be served as it is.
           EngineGenerateError: a request failed inside the engine.
+          OverloadedError: the prompts are more than `max_num_queued_reqs` or `max_num_queued_tokens` allow.
           EngineDeadError: the engine core has died. If it is restarted (`engine_restart`), the next call
             waits until the new one is ready.
           ClosedError: this object was closed.

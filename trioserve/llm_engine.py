@@ -9,7 +9,7 @@ import attrs
 import trio
 
 from trioserve.async_llm import AsyncLLM
-from trioserve.errors import EngineRestartingError, InvalidRequestError
+from trioserve.errors import EngineDeadError, EngineRestartingError, InvalidRequestError
 from trioserve.frontend.arguments import check_request_id, check_type, names_of
 from trioserve.portal import Portal
 from trioserve.sampling_params import SamplingParams
@@ -80,6 +80,7 @@ class LLMEngine:
           InvalidRequestError: prompt or parameters cannot be served, or `request_id` belongs to an
             unfinished request.
           TypeError: the prompt has none of the known forms.
+          OverloadedError: too much waits, by the limits of this engine.
           EngineDeadError: the engine core is gone.
           ClosedError: this engine was closed.
         """
@@ -101,7 +102,8 @@ class LLMEngine:
         """Wait until some request has news, and return them; [] at once if no request is unfinished.
 
         Raises:
-          EngineDeadError: the engine core is gone, and with it all unfinished requests.
+          EngineDeadError: the engine core is gone, and with it all unfinished requests (but those that the
+            next core takes over, with `requeue_on_restart`).
           EngineGenerateError: one request failed, and is over; the next step goes on with the others.
           ClosedError: this engine was closed.
         """
@@ -318,11 +320,14 @@ class _Desk:
         return bool(self._outputs or self._failures)
 
     def hand_out(self) -> list[RequestOutput]:
-        """The outputs that were taken. Before them, one by one, raises the errors: each ends its requests."""
+        """The outputs that were taken. Before them, one by one, raises the errors: each ends its request, and
+        that of an engine's death all that died with it."""
         if self._failures:
-            error = next(iter(self._failures.values()))
-            for request_id in [name for name, failure in self._failures.items() if failure is error]:
-                del self._failures[request_id], self.requests[request_id]
+            first, error = next(iter(self._failures.items()))
+            is_death = isinstance(error, EngineDeadError)
+            for request_id, failure in list(self._failures.items()):
+                if request_id == first or (is_death and isinstance(failure, EngineDeadError)):
+                    del self._failures[request_id], self.requests[request_id]
             raise error
         outputs, self._outputs = self._outputs, []
         for output in outputs:

@@ -35,7 +35,10 @@ def _limit(name: str, help_text: str) -> Any:
     return arg(help_text, quantity(name, least=1, auto=True), default=None)
 
 
-_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([^/\s\"'\[\],]+|\[[0-9a-f:.]+\](:\d+)?)")
+# As browsers write them: in lower case, without the scheme's usual port, international names as xn--...
+_ORIGIN = re.compile(
+    r"\*|null|(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d{1,5})?"
+)
 
 
 def _origins(value: Any) -> tuple[str, ...]:
@@ -162,7 +165,7 @@ class ServerArgs:
         default=15.0,
     )
     body_timeout: float = arg(
-        "seconds in which a request's body must have come", seconds("body_timeout"), default=60.0
+        "seconds in which a request's body must have come", _positive_seconds("body_timeout"), default=60.0
     )
     shutdown_timeout: float = arg(
         "seconds that requests have to finish after SIGTERM",

@@ -111,6 +111,7 @@ class _Server:
                     self._limits(),
                     shutdown=self._drain,
                     certificates=self._certificates,
+                    count_refusal=llm.metrics.record_refusal,
                     access_log=self.engine_args.log.access,
                 )
                 end_nursery(nursery)

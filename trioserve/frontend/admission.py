@@ -18,8 +18,9 @@ a step before those that wait have moved up. In any case there are never more op
 only a request that could never fit is not let in.
 
 A token waits from the moment its request is sent until the sequence begins, except those that the next step
-will compute. The limit of tokens can be exceeded by one request, which is let in if nothing waits. Where
-requests run in rounds, it counts for the first one.
+will compute. The limit of tokens can be exceeded by one request, which is let in if nothing waits. Of a beam
+search its prompt counts, and no later round. A piece of a prompt that is streamed is never refused: its
+request is let in before any piece is known.
 """
 
 from __future__ import annotations

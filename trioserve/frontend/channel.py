@@ -18,6 +18,9 @@ from trioserve.sampling_params import RequestOutputKind
 
 __all__ = ["OutputChannel"]
 
+_MOST_CORES = 2
+"""To which a round is given, one after the other: it may be what they die of."""
+
 _CUT_SHORT = {FinishReason.ABORT, FinishReason.ERROR, FinishReason.DEADLINE}
 
 
@@ -66,6 +69,8 @@ class OutputChannel:
     adds: Sequence[Add] = ()
     """What the engine was sent for this round, kept while another engine could take it over: until anything
     has come of it. Empty where that is not wanted."""
+    num_cores: int = 0
+    """Engine cores that were given this round."""
     _error: Exception | None = attrs.field(default=None, init=False)
     _consumer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
 
@@ -83,8 +88,13 @@ class OutputChannel:
 
     @property
     def can_start_anew(self) -> bool:
-        """Another engine could begin its round once more, and nobody would notice: nothing has come of it."""
-        return bool(self.adds) and not self.round_has_ended and self.deadline > trio.current_time()
+        """Another core may begin its round once more, and nobody will notice: nothing has come of it."""
+        return (
+            bool(self.adds)
+            and self.num_cores < _MOST_CORES
+            and not self.round_has_ended
+            and self.deadline > trio.current_time()
+        )
 
     @property
     def has_news(self) -> bool:
@@ -100,6 +110,7 @@ class OutputChannel:
         self.prompt_token_ids, self.completions = prompt_token_ids, completions
         self.arrival_time = time.monotonic()
         self.first_token_time = self.last_token_time = None
+        self.num_cores = 0
 
     def end_input(self) -> None:
         """There will be no other round: the last output is what this one gave, or, of a DELTA stream, only

@@ -16,7 +16,7 @@ from trioserve.link.messages import Refused
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from trioserve.frontend.admission import Admission
     from trioserve.link.columns import RequestUpdate
@@ -92,10 +92,11 @@ class OutputProcessor:
             channel.fail(ClosedError("The request's scope has ended."))
         return unfinished
 
-    def abort(self, request_id: str) -> list[int]:
-        """End every request of that name with finish reason ABORT; its consumer gets what is there, and the
+    def abort(self, request_ids: Container[str]) -> list[int]:
+        """End every request of these names with finish reason ABORT; its consumer gets what is there, and the
         end. Returns the sequences that the engine must abort."""
-        return self._abort_channels(channel for channel in self._channels if channel.request_id == request_id)
+        named = [channel for channel in self._channels if channel.request_id in request_ids]
+        return self._abort_channels(named)
 
     def abort_all(self) -> list[int]:
         """`abort` of every request."""
@@ -126,19 +127,15 @@ class OutputProcessor:
             if keep and channel.can_start_anew:
                 kept.append(channel)
             else:
-                self.fail(channel, error)
+                self._fail(channel, error)
         return kept
 
-    def fail(self, channel: OutputChannel, error: Exception) -> list[int]:
-        """Raise `error` at the channel's consumer, if it still waits for something. Returns the sequences
-        that ended by this."""
-        ended = self.live_sequences(channel)
-        for sequence_id in ended:
+    def _fail(self, channel: OutputChannel, error: Exception) -> None:
+        for sequence_id in self.live_sequences(channel):
             self._end(self._sequences.pop(sequence_id), FinishReason.ERROR)
         channel.adds = ()
         if not channel.finished:
             channel.fail(type(error)(*error.args))  # its own copy: each consumer adds to the traceback
-        return ended
 
     def process(self, message: StepOutputs | Refused) -> list[int]:
         """Take in what the engine sent. Returns the sequences that ended here and not in the engine (by a

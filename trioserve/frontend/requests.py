@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trioserve.errors import ClosedError, EngineDeadError, EngineRestartingError, TrioserveError
+from trioserve.errors import ClosedError, EngineDeadError, EngineRestartingError
 from trioserve.frontend.arguments import check_request_id, sampling_params_or_default
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
@@ -158,7 +158,7 @@ class Requests:
             client = self._get_client()
             ids = self._register_sequences(channel)
             adds = [self._make_add(i, index, channel, work) for index, i in enumerate(ids)]
-            self._send(client, channel, adds)
+            self._send(client.add, channel, adds)
         except BaseException:
             self.release(channel)
             raise
@@ -168,12 +168,13 @@ class Requests:
         self._outputs.register(channel, sequences)
         return list(sequences)
 
-    def _send(self, client: EngineCoreClient, channel: OutputChannel, adds: Sequence[Add]) -> None:
+    def _send(self, send: Callable[[Add], None], channel: OutputChannel, adds: Sequence[Add]) -> None:
         for add in adds:
-            client.add(add)
+            send(add)
             self.admission.note_sent(add.num_prompt_tokens)
         if self._requeues:
             channel.adds = adds
+            channel.num_cores += 1
 
     def log(self, channel: OutputChannel, params: SamplingParams | BeamSearchParams) -> None:
         """A line about a request, where these are wanted."""
@@ -208,8 +209,7 @@ class Requests:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End every request of these names with finish reason ABORT. Not a checkpoint."""
-        for request_id in request_ids:
-            self._abort_sequences(self._outputs.abort(request_id))
+        self._abort_sequences(self._outputs.abort(frozenset(request_ids)))
 
     def abort_all(self) -> None:
         self._abort_sequences(self._outputs.abort_all())
@@ -236,8 +236,8 @@ class Requests:
         """The engine core is gone: raise `error` at whoever waits for something. Not a checkpoint.
 
         With `requeue`, requests (or their rounds) of which nothing has come yet, and whose deadline has not
-        passed, wait for `resubmit` instead, or for another call of this. `SupervisionConfig.requeue` must be
-        set for it.
+        passed, wait for `resubmit` instead, or for another call of this: unless they have seen two cores die,
+        which may be their doing. `SupervisionConfig.requeue` must be set for it.
         """
         self.admission.reset()
         self._requeued = self._outputs.fail_all(error, keep=requeue)
@@ -245,9 +245,8 @@ class Requests:
             self._register_sequences(channel)
 
     def resubmit(self) -> None:
-        """Send the requests that wait for it to the core that `get_client` gives now. Not a checkpoint.
-
-        One that cannot be sent fails, with the reason. Where there is no core again, they go on waiting.
+        """Send the requests that wait for it to the core that `get_client` gives now, all of them: they have
+        been let in. Not a checkpoint. Where there is no core again, they go on waiting.
 
         Raises what `get_client` raises.
         """
@@ -263,10 +262,7 @@ class Requests:
             attrs.evolve(add, request_id=i, time_left=time_left)
             for i, add in zip(ids, channel.adds, strict=True)
         ]
-        try:
-            self._send(client, channel, adds)
-        except TrioserveError as error:
-            self._abort_sequences(self._outputs.fail(channel, error))
+        self._send(client.add_again, channel, adds)
 
 
 @attrs.frozen(eq=False)

@@ -111,9 +111,11 @@ class EngineSupervisor:
                 error = await self._serve(client)
                 delay = self._delay(trio.current_time() - ready_at)
                 self._lose(error, delay)
-                if (ending := await client.reap()) is not None:
-                    error = EngineDeadError(f"{error} ({ending})")
-                self._tell(error, delay)
+                try:
+                    if (ending := await client.reap()) is not None:
+                        error = EngineDeadError(f"{error} ({ending})")
+                finally:  # it has died, whoever is leaving meanwhile
+                    self._tell(error, delay)
         return delay
 
     async def _serve(self, client: EngineCoreClient) -> EngineDeadError:

@@ -123,6 +123,11 @@ class EngineCoreClient:
             raise OverloadedError("The engine core is too far behind to take another request.")
         self._stream.send_nowait(request)
 
+    def add_again(self, request: Add) -> None:
+        """As `add`, of one that another core took already: whether there is room or not."""
+        self._check_alive()
+        self._stream.send_nowait(request)
+
     def abort(self, request_ids: list[int]) -> None:
         """Stop sequences; those that have ended are ignored."""
         if request_ids and self._end is None:

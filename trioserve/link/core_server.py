@@ -38,6 +38,7 @@ from trioserve.link.messages import (
     PROTOCOL_VERSION,
     Abort,
     Add,
+    CutOffError,
     Fatal,
     Hello,
     MessageError,
@@ -48,6 +49,7 @@ from trioserve.link.messages import (
 )
 from trioserve.link.step_parts import split_step
 from trioserve.link.step_thread import StepThread
+from trioserve.link.watchdog import SLICES
 from trioserve.nurseries import ungrouped
 from trioserve.version import __version__
 
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trioserve.link.message_stream import MessageStream
+    from trioserve.link.messages import Message
     from trioserve.link.step_thread import Job
     from trioserve.structured_outputs import StructuredOutputsParams
     from trioserve.worker.batch import SequenceOutput
@@ -197,7 +200,7 @@ class _Connection:
 
     async def _read_messages(self, nursery: trio.Nursery) -> None:
         """Apply each message as it comes, also while a step runs; ends with the stream."""
-        while (message := await self._stream.receive()) is not None:
+        while (message := await self._receive()) is not None:
             match message:
                 case Add():
                     self._receive_add(message, nursery)
@@ -209,6 +212,14 @@ class _Connection:
                 case _:
                     raise MessageError(f"unexpected {type(message).__name__}")
             self._wake_steps.set()
+
+    async def _receive(self) -> Message | None:
+        """The next message; None if the client has ended, which it may do in the middle of one: what it had
+        not sent then is lost."""
+        try:
+            return await self._stream.receive()
+        except CutOffError:
+            return None
 
     # Requests
 
@@ -308,9 +319,13 @@ class _Connection:
     async def _wait_for(self, job: Job[Sequence[SequenceOutput]]) -> Sequence[SequenceOutput]:
         """The step's result. A step that takes too long cannot be ended, as a thread cannot, and everything
         in here that ends waits for it. So the client is told while the writer still runs, and ends the
-        process; in its own process it can only wait for the step, too."""
-        with trio.move_on_after(self._step_timeout):
-            return await job.wait()
+        process; in its own process it can only wait for the step, too.
+
+        The time is counted in slices, as the client's watchdog does: where all of this was stopped for a
+        while (a debugger, a frozen container), that costs one of them."""
+        for _ in range(SLICES):
+            with trio.move_on_after(self._step_timeout / SLICES):
+                return await job.wait()
         text = f"a step took longer than {self._step_timeout:g} seconds (--step-timeout)"
         self._stream.send_nowait(Fatal(message=text, traceback=""))
         await trio.sleep_forever()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING
 
-from trioserve.link.messages import MessageError
+from trioserve.link.messages import CutOffError, MessageError
 
 if TYPE_CHECKING:
     import trio
@@ -40,14 +40,15 @@ class FrameReader:
         by the next call.
 
         Raises:
-          MessageError: the length is impossible, or the stream ended inside a frame.
+          MessageError: the length is impossible.
+          CutOffError: the stream ended inside a frame.
           trio.BrokenResourceError: the stream broke.
         """
         while (body := self._next_body()) is None:
             data = await self._stream.receive_some(_RECEIVE_SIZE)
             if not data:
                 if self._buffer:
-                    raise MessageError(f"the stream ended inside a frame ({len(self._buffer)} bytes of it)")
+                    raise CutOffError(f"the stream ended inside a frame ({len(self._buffer)} bytes of it)")
                 return None
             self._buffer += data
         return body

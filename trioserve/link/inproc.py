@@ -44,7 +44,10 @@ async def open_inproc_client(config: EngineConfig, model: ResolvedModel) -> Asyn
     Raises:
       EngineStartError: it did not become ready, with the reason.
     """
-    near, far = map(_message_stream, socket.socketpair())
+    try:
+        near, far = map(_message_stream, socket.socketpair())
+    except OSError as error:
+        raise EngineStartError(f"The engine core's link could not be opened: {error}") from error
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_serve, far)

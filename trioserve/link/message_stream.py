@@ -26,7 +26,8 @@ class MessageStream:
     `run_writer` in a nursery beside it.
 
     The buffer's bound: a client adds a request only while there is room (`has_room`), and beside them one
-    Abort per request and one Utility per caller that waits; a core calls `wait_room` once per step.
+    Abort per request, one Utility per caller that waits, and, to a core that was restarted, what waits for it
+    already; a core calls `wait_room` once per step.
     """
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -52,7 +53,7 @@ class MessageStream:
         """The next message, or None when the other side has closed its end or broken off.
 
         Raises:
-          MessageError: what came is no message.
+          MessageError: what came is no message, or (CutOffError) only the beginning of one.
         """
         try:
             body = await self._frames.receive()

@@ -29,6 +29,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Abort",
     "Add",
+    "CutOffError",
     "Fatal",
     "Hello",
     "LogprobColumns",
@@ -48,6 +49,10 @@ PROTOCOL_VERSION = 1
 
 class MessageError(TrioserveError):
     """A frame is no message of this protocol: the other side is broken, or another version."""
+
+
+class CutOffError(MessageError):
+    """The stream ended inside a frame."""
 
 
 @attrs.frozen(kw_only=True)

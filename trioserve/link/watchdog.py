@@ -11,9 +11,10 @@ from trioserve.errors import ClosedError, EngineDeadError
 if TYPE_CHECKING:
     from trioserve.link.client import EngineCoreClient
 
-__all__ = ["wait_for_silence"]
+__all__ = ["SLICES", "wait_for_silence"]
 
-_SLICES = 5
+SLICES = 5
+"""Of a time that must not run out while this process is stopped: each begins anew when it goes on."""
 _LONGEST_INTERVAL = 10.0
 """Seconds between an answer and the next ping, at most."""
 
@@ -45,13 +46,13 @@ async def wait_for_silence(client: EngineCoreClient, patience: float) -> None:
     and looked at after each: where this process itself was stopped, or busy with something else, that costs
     one slice, and then the answer that lies in the socket is found.
     """
-    slice_time = patience / _SLICES
+    slice_time = patience / SLICES
     # At least two pings to a slice, so that none passes without an answer where there are answers.
     pings = _Pings(client, min(slice_time / 2, _LONGEST_INTERVAL))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pings.run)
         num_silent = 0
-        while num_silent < _SLICES:
+        while num_silent < SLICES:
             before = pings.num_answers
             await trio.sleep(slice_time)
             num_silent = num_silent + 1 if pings.num_answers == before else 0

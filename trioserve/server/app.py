@@ -68,8 +68,8 @@ def _add_generation(app: App, service: Service, args: ServerArgs) -> None:
     """What costs the engine work: behind the door, every one."""
     door = Door(service.llm, RequestLimits.of(args))
     chat, completions = (
-        ChatCompletions(service, args.max_body_size, args.trust_request_chat_template),
-        Completions(service, args.max_body_size),
+        ChatCompletions(service, args.trust_request_chat_template),
+        Completions(service),
     )
     app.post("/v1/chat/completions", endpoint="chat_completions")(door.guard(chat.create))
     app.post("/v1/completions", endpoint="completions")(door.guard(completions.create))

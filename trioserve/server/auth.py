@@ -49,7 +49,8 @@ def _bearer_key() -> bytes | None:
 
 def _network() -> str:
     host, *_ = request.scope.get("client") or ("unix",)
-    if ":" not in host:
+    try:
+        address = ipaddress.IPv6Address(str(host).partition("%")[0])
+    except ValueError:  # IPv4, or whatever else an ASGI server tells
         return str(host)
-    address = ipaddress.IPv6Address(host.partition("%")[0])
     return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))

@@ -23,7 +23,7 @@ from trioserve.server.protocol.readers import CHAT_READER
 from trioserve.server.replies import json_reply
 from trioserve.server.request_scope import limit_request, request_stack
 from trioserve.server.sampling import make_beam_search_params, make_params
-from trioserve.server.service import Service, read_json_body
+from trioserve.server.service import Service
 from trioserve.server.streaming import start_stream
 from trioserve.server.tool_calls.answers import call_delta, whole_calls
 from trioserve.server.tool_calls.scanner import CallScanner
@@ -48,12 +48,11 @@ class ChatCompletions:
     """The handler. The engine's work ends with the request's scope, whatever ends that."""
 
     _service: Service
-    _max_body_size: int
     _trusts_templates: bool = False
     """Requests may bring their own chat template."""
 
     async def create(self) -> Response:
-        request = CHAT_READER.read(await read_json_body(self._max_body_size))
+        request = await self._service.read_request(CHAT_READER)
         limit_request(request.timeout)
         self._service.check_model(request.model)
         head = self._service.reply_head("chatcmpl", request.request_id)
@@ -61,6 +60,7 @@ class ChatCompletions:
             return await self._answer(request, head)
 
     async def _answer(self, request: ChatCompletionRequest, head: ReplyHead) -> Response:
+        self._service.llm.check_room(request.num_sequences)
         generation = await self._plan(request, head)
         outputs = await open_outputs(self._service.llm, generation, request_stack())
         tokenizer = self._service.llm.tokenizer

@@ -18,7 +18,7 @@ from trioserve.server.protocol.readers import COMPLETION_READER
 from trioserve.server.replies import json_reply
 from trioserve.server.request_scope import limit_request, request_stack
 from trioserve.server.sampling import make_beam_search_params, make_params
-from trioserve.server.service import Service, read_json_body
+from trioserve.server.service import Service
 from trioserve.server.streaming import start_stream
 from trioserve.server.usage import UsageCounter
 
@@ -47,10 +47,9 @@ class Completions:
     scope of the HTTP request, whatever ends that."""
 
     _service: Service
-    _max_body_size: int
 
     async def create(self) -> Response:
-        request = COMPLETION_READER.read(await read_json_body(self._max_body_size))
+        request = await self._service.read_request(COMPLETION_READER)
         limit_request(request.timeout)
         self._service.check_model(request.model)
         head = self._service.reply_head("cmpl", request.request_id)
@@ -58,6 +57,7 @@ class Completions:
             return await self._answer(request, head)
 
     async def _answer(self, request: CompletionRequest, head: ReplyHead) -> Response:
+        self._service.llm.check_room(request.num_sequences)
         generation = self._plan(request, head)
         outputs = await open_outputs(self._service.llm, generation, request_stack())
         choices = _ChoiceWriter(request, self._service.llm.tokenizer)

@@ -226,13 +226,15 @@ class Connection:
             if rest:  # a part of a message is on the wire: nothing can follow it
                 self._give_up()
 
-    def _turn_away(self, reason: NoRoom, client: Address) -> None:
+    def _turn_away(self, refusal: NoRoom, client: Address) -> None:
         """Say why, without waiting or reading a request. Through TLS that cannot be said."""
-        self._context.failures.report("no room for a connection of %s", format_address(client))
+        self._context.turned_away.report("no room for a connection of %s", format_address(client))
+        if self._context.count_refusal is not None:
+            self._context.count_refusal(refusal.reason)
         if self._context.certificates is not None:
             return
-        body = error_body(reason.status, reason.message, reason.code)
-        head = _TURNED_AWAY % (reason.status, HTTPStatus(reason.status).phrase.encode(), len(body))
+        body = error_body(refusal.status, refusal.message, refusal.code)
+        head = _TURNED_AWAY % (refusal.status, HTTPStatus(refusal.status).phrase.encode(), len(body))
         with suppress(*GONE, BlockingIOError):
             self._bytes.send_now(head + body)
             self._socket.shutdown(socket.SHUT_WR)

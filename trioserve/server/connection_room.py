@@ -23,8 +23,9 @@ _RESERVED_FILES = 100
 
 @attrs.frozen
 class NoRoom:
-    """Why a connection is turned away, as HTTP says it."""
+    """Why a connection is turned away, for metrics, and as HTTP says it."""
 
+    reason: str
     status: int
     message: str
     code: str
@@ -61,13 +62,14 @@ class ConnectionRoom:
 
     def _refusal(self, client: bytes | None) -> NoRoom | None:
         if self.max_connections is not None and self.num_open >= self.max_connections:
-            return NoRoom(503, "The server has no room for another connection at present.", "overloaded")
+            message = "The server has no room for another connection at present."
+            return NoRoom("connections", 503, message, "overloaded")
         if client is None or self.max_per_address is None:
             return None
         if self._of_client.get(client, 0) < self.max_per_address:
             return None
         message = f"There are {self.max_per_address} connections from this address, and no more are allowed."
-        return NoRoom(429, message, "rate_limit_exceeded")
+        return NoRoom("address_connections", 429, message, "rate_limit_exceeded")
 
     def _count(self, client: bytes | None, change: int) -> None:
         self.num_open += change

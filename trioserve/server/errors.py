@@ -45,6 +45,7 @@ __all__ = [
     "rename",
     "shutting_down",
     "unauthorized",
+    "unsupported_content_encoding",
     "unsupported_content_type",
 ]
 
@@ -92,6 +93,13 @@ def unauthorized(*, given: bool) -> ApiError:
 def unsupported_content_type(content_type: str | None) -> ApiError:
     message = f"The content type must be application/json, got {shorten(content_type)}."
     return ApiError(Failure(400, ErrorDetail(message, INVALID_REQUEST, None, "unsupported_content_type")))
+
+
+def unsupported_content_encoding(encoding: str) -> ApiError:
+    message = (
+        f"The body must not be compressed or otherwise encoded, got Content-Encoding {shorten(encoding)}."
+    )
+    return ApiError(Failure(415, ErrorDetail(message, INVALID_REQUEST, None, "unsupported_content_encoding")))
 
 
 def body_too_large(limit: int) -> ApiError:
@@ -203,22 +211,22 @@ def _describe_server_error(error: Exception) -> Failure:
             return Failure(500, ErrorDetail("Internal server error", SERVER_ERROR))
 
 
-_MAX_PATH = 200
-"""Characters of a path that an error repeats."""
+_MAX_METHOD, _MAX_PATH = 20, 200
+"""Characters of them that an error repeats."""
 
 
 def _describe_http(error: HTTPException) -> Failure:
     """Of what Quart raises before, or instead of, a handler of ours."""
     status = error.code or 500
     headers: dict[str, str] = {}
-    path = request.path[:_MAX_PATH]
+    method, path = request.method[:_MAX_METHOD], request.path[:_MAX_PATH]
     code = None
     match error:
         case NotFound():
-            message, code = f"Invalid URL ({request.method} {path})", "unknown_url"
+            message, code = f"Invalid URL ({method} {path})", "unknown_url"
         case MethodNotAllowed():
             headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
-            message = f"{request.method} is not allowed on {path}; allowed: {headers['Allow']}."
+            message = f"{method} is not allowed on {path}; allowed: {headers['Allow']}."
             code = "method_not_supported"
         case RequestTimeout():
             message, code = "The body did not arrive in time.", "request_timeout"

@@ -52,14 +52,18 @@ class Outputs(Protocol):
 async def open_outputs(llm: AsyncLLM, generation: Generation, stack: AsyncExitStack) -> Outputs:
     """Submit every prompt; leaving `stack` aborts, synchronously, whatever has not ended by then.
 
+    Other tasks run between two prompts, and a cancellation is let in: a request may have thousands.
+
     Raises:
       InvalidRequestError: of the first prompt that cannot be served.
     """
     params = generation.params
     if isinstance(params, BeamSearchParams):
         return _BeamSearches(llm, generation, params)
-    channels = []
+    channels: list[OutputChannel] = []
     for prompt, request_id in zip(generation.prompts, generation.request_ids, strict=True):
+        if channels:
+            await trio.lowlevel.checkpoint()
         channel = await llm.submit(
             prompt,
             params,

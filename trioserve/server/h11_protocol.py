@@ -11,7 +11,7 @@ import h11
 from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClosed
 
 from trioserve.server.http_context import error_body
-from trioserve.server.request_ids import REQUEST_ID_HEADER, is_request_id
+from trioserve.server.request_ids import REQUEST_ID_HEADER, given_request_id, is_request_id
 from trioserve.server.request_stream import STREAM_ID, RequestStream
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Http1Protocol:
         self._tasks = tasks
         self._addresses = addresses
         self._transport = transport
-        self._h11 = h11.Connection(h11.SERVER, context.limits.max_header_bytes)
+        self._h11 = _open_h11(context.limits.max_header_bytes)
         self._stream: RequestStream | None = None
         self._method = self._target = _UNKNOWN
         self._request_id = b""  # as the client gave it, if it may be said back
@@ -119,6 +119,7 @@ class Http1Protocol:
     async def parse(self) -> None:
         """Handle what is in the buffer, as far as it goes."""
         while True:
+            self._skip_empty_lines()
             if refusal := self._objection_to_head():
                 await self._refuse(refusal)
                 return
@@ -186,7 +187,7 @@ class Http1Protocol:
 
     def _take_request(self, request: h11.Request) -> _Refusal | None:
         self._method, self._target = bytes(request.method), bytes(request.target)
-        self._request_id = _request_id(request)
+        self._request_id = given_request_id(request.headers)
         self._body_size = 0
         self._transport.set_idle(False)
         if refusal := self._objection(request):
@@ -225,6 +226,14 @@ class Http1Protocol:
         # h11 says 431 of whatever does not end, and of the head that is found before (`_objection_to_head`).
         limit = self._context.limits.max_header_bytes
         return _Refusal(400, f"A line between the chunks of the body is longer than {limit} bytes.")
+
+    def _skip_empty_lines(self) -> None:
+        """Before a request: some clients send one after a body (RFC 9112, section 2.2)."""
+        if self._h11.their_state is h11.IDLE and self._unparsed[:1] in {b"\r", b"\n"}:
+            rest = self._unparsed.lstrip(b"\r\n")
+            self._h11 = _open_h11(self._context.limits.max_header_bytes)
+            if rest:  # to h11, no bytes are the end of the connection
+                self._h11.receive_data(rest)
 
     def _objection_to_head(self) -> _Refusal | None:
         """Looks before h11 does, because parsing is what costs."""
@@ -319,6 +328,10 @@ class Http1Protocol:
             self._transport.resume()
 
 
+def _open_h11(max_header_bytes: int) -> h11.Connection:
+    return h11.Connection(h11.SERVER, max_header_bytes)
+
+
 def is_chunked(head: bytes) -> bool:
     """Whether this head, as h11 wrote it, announces a chunked body."""
     return b"\r\ntransfer-encoding: chunked\r\n" in head.lower()
@@ -330,11 +343,6 @@ def _num_head_lines(unparsed: bytes) -> int:
         return 0  # few enough, wherever the head ends
     end = _HEAD_END.search(unparsed)
     return unparsed.count(b"\n", 0, end.start() + 1 if end else None)
-
-
-def _request_id(request: h11.Request) -> bytes:
-    given = next((value for name, value in request.headers if name == REQUEST_ID_HEADER), b"")
-    return given if is_request_id(given.decode("latin-1")) else b""
 
 
 def _unparsed_request_id(head: bytes) -> bytes:

@@ -10,14 +10,14 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["FloodError", "FrameBudget"]
+__all__ = ["SMALL_DATA", "FloodError", "FrameBudget"]
 
 _PREFACE_SIZE = 24  # RFC 9113, section 3.4
 _HEAD_SIZE = 9  # RFC 9113, section 4.1
 _DATA, _HEADERS, _CONTINUATION = 0, 1, 9
 
-# Clients that send a body in smaller parts than this, in bytes, pay for each.
-_SMALL_DATA = 64
+SMALL_DATA = 64
+"""Clients that send a body in smaller parts than this, in bytes, pay for each; or that make us do so."""
 
 # The account: so many frames at once, and so many more in each second.
 _BURST = 1000.0
@@ -39,7 +39,8 @@ class FrameBudget:
     Free are HEADERS, whose number `HttpLimits.max_streams` bounds, and DATA of 64 bytes and more, which flow
     control bounds. All else costs one: PING, SETTINGS, RST_STREAM, PRIORITY, WINDOW_UPDATE, CONTINUATION,
     small DATA, frames of unknown types. An account holds 1,000 at most, gets 100 a second, 2 for each DATA
-    frame that is sent and 10 for each response. A header block may be as long as the headers it stands for.
+    frame that is sent (unless the client's window made it a small one) and 10 for each response. A header
+    block may be as long as the headers it stands for.
     """
 
     _max_header_block: int
@@ -61,7 +62,7 @@ class FrameBudget:
         for kind, length in self._frames(data):
             if kind in {_HEADERS, _CONTINUATION}:
                 self._header_block = length + (self._header_block if kind == _CONTINUATION else 0)
-            if kind != _HEADERS and not (kind == _DATA and length >= _SMALL_DATA):
+            if kind != _HEADERS and not (kind == _DATA and length >= SMALL_DATA):
                 self._account -= 1
             if self._account < 0 or self._header_block > self._max_header_block:
                 raise FloodError

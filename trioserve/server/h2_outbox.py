@@ -31,8 +31,7 @@ class Outbox:
     _data: bytearray = attrs.field(factory=bytearray)
     _filled: trio.Event = attrs.field(factory=trio.Event)
     _ending: bool = False
-    # Those that wait for room, or for their window to open.
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _waiting: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)  # for room
 
     @property
     def has_room(self) -> bool:
@@ -58,22 +57,26 @@ class Outbox:
         self._data.clear()
         self.end()
 
-    async def wait_for_change(self) -> None:
-        """Wait until there may be room, or a window may have opened."""
+    async def wait_for_room(self) -> None:
+        """Wait until there may be room."""
         await self._waiting.park()
 
-    def changed(self) -> None:
-        self._waiting.unpark_all()
+    def report(self) -> None:
+        """Have `write_out` tell when it has written everything."""
+        self._filled.set()
 
-    async def write_out(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        """Write until the end."""
+    async def write_out(
+        self, write: Callable[[bytes], Awaitable[None]], all_written: Callable[[], None]
+    ) -> None:
+        """Write until the end; call `all_written` whenever there is nothing left to write."""
         while True:
             await self._filled.wait()
             if not self._data:
                 if self._ending:
                     return
                 self._filled = trio.Event()
+                all_written()
                 continue
             data, self._data = bytes(self._data), bytearray()
-            self.changed()
+            self._waiting.unpark_all()
             await write(data)

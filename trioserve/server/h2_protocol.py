@@ -30,6 +30,7 @@ from trioserve.server.http_context import MAX_DISCARD, error_body
 
 if TYPE_CHECKING:
     from h2.events import Event as ClientEvent
+    from hpack import Encoder
     from hypercorn.typing import TaskGroup
 
     from trioserve.server.h11_protocol import Transport
@@ -81,7 +82,7 @@ class Http2Protocol:
         self._streams: dict[int, Http2Stream] = {}
         self._num_running = 0  # applications: some go on after their response, or take time to be cancelled
         self._discarded = 0
-        self._frames = 0
+        self._idle = True  # no stream, and all that was said on them is written
         self._ending = False
         self._failed = False
 
@@ -139,9 +140,9 @@ class Http2Protocol:
             if not self._ending:
                 self._take(event)
         self._sender.flush()
-        if self._outbox.overflows:
-            self._outbox.discard()
-            self._fail(None)
+        if self._outbox.overflows:  # it does not read, so nothing can be told
+            self.client_left()
+            self._transport.close()
 
     async def send_event(self, event: Event) -> None:
         """Send an event of a response, or drop it if nobody is there to read it."""
@@ -175,12 +176,13 @@ class Http2Protocol:
                 stream.take_end()
             case StreamReset() if stream := self._streams.get(event.stream_id):
                 self._forget(stream)
-            case WindowUpdated():
-                self._outbox.changed()
             case RemoteSettingsChanged():
-                table = self._h2.encoder
-                table.header_table_size = min(table.header_table_size, _MAX_HEADER_TABLE)
-                self._outbox.changed()
+                _limit_header_table(self._h2.encoder)
+                self._wake_all()
+            case WindowUpdated(stream_id=0):
+                self._wake_all()
+            case WindowUpdated() if stream := self._streams.get(event.stream_id):
+                stream.window.unpark_all()
             case ConnectionTerminated():
                 self.client_left()
                 self._transport.close()
@@ -204,6 +206,7 @@ class Http2Protocol:
             taken=self._acknowledge,
             ended=self._application_ended,
         )
+        self._idle = False
         self._transport.set_idle(False)
         self._num_running += 1
         stream.start(request.method, request.target, request.headers, http_version="2")
@@ -214,8 +217,8 @@ class Http2Protocol:
             self._pass_over(event.stream_id, size)
             return
         if stream.body_size + len(event.data) > self._context.limits.max_body_size:
-            self._pass_over(event.stream_id, size)
             self._refuse_body(stream)
+            self._pass_over(event.stream_id, size)
             return
         self._acknowledge(event.stream_id, size - len(event.data))  # the padding
         stream.take_body(event.data)
@@ -254,9 +257,15 @@ class Http2Protocol:
         stream.num_untaken = 0
         if self._streams or self._ending:
             return
-        self._transport.set_idle(True)
         if self._context.draining:
             self._end()
+        else:
+            self._outbox.report()
+
+    def _wake_all(self) -> None:
+        """Windows have changed."""
+        for stream in self._streams.values():
+            stream.window.unpark_all()
 
     def _part_all(self) -> None:
         for stream in list(self._streams.values()):
@@ -285,8 +294,14 @@ class Http2Protocol:
         self._outbox.end()
 
     async def _write_out(self) -> None:
-        await self._outbox.write_out(self._transport.write)
+        await self._outbox.write_out(self._transport.write, self._all_written)
         self._transport.close()
+
+    def _all_written(self) -> None:
+        # Once for each time that there were requests: what else a client has us write does not keep it here.
+        if not self._streams and not self._idle:
+            self._idle = True
+            self._transport.set_idle(True)
 
     def _answer(self, stream_id: int, method: str, refusal: Http2Refusal) -> None:
         """Answer in the application's place."""
@@ -305,8 +320,20 @@ class Http2Protocol:
             self._sender.acknowledge(stream_id, size)
 
     def _log(self, request: Http2Request, refusal: Http2Refusal) -> None:
-        path = request.target.partition(b"?")[0].decode("latin-1")
+        path = request.target.partition(b"?")[0].decode()
         self._context.log_access(request.method, path, refusal.status, 0.0, self._addresses[0])
+
+
+def _limit_header_table(encoder: Encoder) -> None:
+    """Use no more than the client allows, nor than we want, and tell it with the next headers.
+
+    hpack forgets to tell where the size is set again, and would tell every size that there was in between:
+    the least and the last are what matters (RFC 7541, section 4.2).
+    """
+    encoder.header_table_size = min(encoder.header_table_size, _MAX_HEADER_TABLE)
+    if sizes := encoder.table_size_changes:
+        encoder.table_size_changes = [min(sizes), sizes[-1]]
+        encoder.header_table.resized = True
 
 
 def _make_connection(max_streams: int, max_header_bytes: int) -> _Http2Connection:

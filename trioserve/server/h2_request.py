@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trioserve.server.request_ids import REQUEST_ID_HEADER, is_request_id
+from trioserve.server.request_ids import REQUEST_ID_HEADER, given_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +21,8 @@ Headers = list[tuple[bytes, bytes]]
 _MAX_HEADERS = 100  # as on HTTP/1.1
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 _VALUE = re.compile(rb"[^\x00\r\n]*")
+_VISIBLE = re.compile(rb"[\x21-\x7e]+")  # what a target may be made of, as on HTTP/1.1
+_UNKNOWN = b"-"
 
 # They are about an HTTP/1.1 connection, and must not go out (RFC 9113, section 8.2.2).
 _OF_THE_CONNECTION = {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
@@ -35,7 +37,10 @@ class Http2Refusal:
 
 @attrs.frozen
 class Http2Request:
-    """As ASGI wants it: `:authority` is the host, and no header is a pseudo-header."""
+    """As ASGI wants it: `:authority` is the host, and no header is a pseudo-header.
+
+    A method or target that is not what it should be shows as "-": the refusal of it goes into the log.
+    """
 
     method: str
     target: bytes
@@ -54,9 +59,14 @@ def read_request(headers: Iterable[tuple[bytes, bytes]], limits: HttpLimits) -> 
     method, target = pseudo[b":method"], pseudo.get(b":path", b"")
     if authority := pseudo.get(b":authority"):
         rest = [(b"host", authority), *((name, value) for name, value in rest if name != b"host")]
-    objection = _objection(method, target, rest, limits)
-    refusal = objection and attrs.evolve(objection, headers=_request_id(rest))
-    return Http2Request(method.decode("latin-1").upper(), target, rest, refusal)
+    refusal = _objection(method, target, rest, limits)
+    if refusal is not None and (request_id := given_request_id(rest)):
+        refusal = attrs.evolve(refusal, headers=[(REQUEST_ID_HEADER, request_id)])
+    if not _TOKEN.fullmatch(method):
+        method = _UNKNOWN
+    if not _VISIBLE.fullmatch(target):
+        target = _UNKNOWN
+    return Http2Request(method.decode(), target, rest, refusal)
 
 
 def response_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -76,21 +86,24 @@ def response_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> Header
 
 
 def _objection(method: bytes, target: bytes, headers: Headers, limits: HttpLimits) -> Http2Refusal | None:
+    if objection := _objection_to_request_line(method, target):
+        return objection
     if len(headers) > _MAX_HEADERS:
         return Http2Refusal(431, f"The request has more than {_MAX_HEADERS} headers.")
-    if not _TOKEN.fullmatch(method):
-        return Http2Refusal(400, "The method of the request must be a word in ASCII.")
-    if method == b"CONNECT":
-        return Http2Refusal(400, "This server is no proxy, and does not serve CONNECT.")
-    is_path = target.startswith(b"/") or (method == b"OPTIONS" and target == b"*")
-    if not is_path or not target.isascii():
-        return Http2Refusal(400, "The target of the request must be a path in ASCII.")
     length = next((int(value) for name, value in headers if name == b"content-length"), 0)
     if length > limits.max_body_size:
         return Http2Refusal(413, f"The body is larger than {limits.max_body_size} bytes.")
     return None
 
 
-def _request_id(headers: Headers) -> Headers:
-    given = next((value for name, value in headers if name == REQUEST_ID_HEADER), b"")
-    return [(REQUEST_ID_HEADER, given)] if is_request_id(given.decode("latin-1")) else []
+def _objection_to_request_line(method: bytes, target: bytes) -> Http2Refusal | None:
+    if not _TOKEN.fullmatch(method):
+        return Http2Refusal(400, "The method of the request must be a word in ASCII.")
+    if method != method.upper():
+        return Http2Refusal(501, "Methods are spelled in capital letters.")
+    if method == b"CONNECT":
+        return Http2Refusal(400, "This server is no proxy, and does not serve CONNECT.")
+    is_path = target.startswith(b"/") or (method == b"OPTIONS" and target == b"*")
+    if not is_path or not _VISIBLE.fullmatch(target):
+        return Http2Refusal(400, "The target of the request must be a path in visible ASCII characters.")
+    return None

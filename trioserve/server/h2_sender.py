@@ -12,7 +12,7 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from hyperframe.frame import GoAwayFrame
 
-from trioserve.server.h2_budget import FrameBudget
+from trioserve.server.h2_budget import SMALL_DATA, FrameBudget
 from trioserve.server.h2_outbox import MAX_FRAME, Outbox
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Http2Sender:
             if size:
                 self.h2.send_data(stream.stream_id, bytes(rest[:size]))
                 rest, deadline = rest[size:], None
-                await self._after_frame()
+                await self._after_frame(useful=not rest or size >= SMALL_DATA)
                 continue
             # The deadline holds until there is progress, however often this wakes up.
             deadline = deadline or trio.current_time() + self._patience
             with trio.CancelScope(deadline=deadline) as waiting:
-                await self.outbox.wait_for_change()
+                await self._wait_to_send(stream)
             if waiting.cancelled_caught:
                 return False
         return True
@@ -120,9 +120,18 @@ class Http2Sender:
             return 0
         return max(0, min(wanted, MAX_FRAME, self.h2.local_flow_control_window(stream.stream_id)))
 
-    async def _after_frame(self) -> None:
+    async def _wait_to_send(self, stream: Http2Stream) -> None:
+        """Wait until what keeps the stream from sending may be gone."""
+        if self.h2.local_flow_control_window(stream.stream_id) > 0:
+            await self.outbox.wait_for_room()
+        else:
+            await stream.window.park()
+
+    async def _after_frame(self, *, useful: bool) -> None:
+        """`useful` is not what a window cut to almost nothing: those would pay for the updates that do so."""
         self.flush()
-        self._budget.data_frame_sent()
+        if useful:
+            self._budget.data_frame_sent()
         self._num_frames += 1
         if not self._num_frames % _FRAMES_PER_CHECKPOINT:
             await trio.lowlevel.checkpoint()

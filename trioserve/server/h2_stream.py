@@ -46,6 +46,7 @@ class Http2Stream(RequestStream):
         self.head: list[tuple[bytes, bytes]] | None = None  # of a response whose body has not begun
         self.has_answered = False  # a head went out
         self.is_complete = False  # the end of the response went out
+        self.window = trio.lowlevel.ParkingLot()  # where it waits until its client lets it send
 
     @property
     def status(self) -> int:

@@ -25,7 +25,7 @@ from trioserve.server.lifespan import open_lifespan
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hypercorn.typing import ASGIFramework
 
@@ -42,13 +42,15 @@ async def serve_http(
     shutdown: trio.Event,
     access_log: bool,
     certificates: Certificates | None = None,
+    count_refusal: Callable[[str], None] | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve `app` over HTTP until `shutdown` is set and the requests are done.
 
     `listeners` are bound, listening stream sockets, TCP or Unix; they are closed here in any case, and their
     paths left alone. With `certificates` they all speak TLS, and HTTP/2 if those say so; else HTTP/1.1 in
-    clear text. `task_status` tells that the application has started and connections are accepted.
+    clear text. `count_refusal` is told of each connection that is turned away, for want of "connections" or
+    "address_connections". `task_status` tells that the application has started and connections are accepted.
 
     Shutdown: the listeners and idle connections are closed at once; running requests go on, and a further
     one on their connections gets 503 (on HTTP/2: REFUSED_STREAM, after a GOAWAY); what still runs after
@@ -64,7 +66,7 @@ async def serve_http(
       Exception: what the application's lifespan task raises at any time; what `accept` raises, unless it
         means that the process is short of file descriptors, when it is tried again.
     """
-    context = _make_context(app, limits, access_log, certificates)
+    context = _make_context(app, limits, access_log, certificates, count_refusal)
     sockets = [trio.SocketListener(trio.socket.from_stdlib_socket(sock)) for sock in listeners]
 
     async def serve_connection(stream: trio.SocketStream) -> None:
@@ -93,7 +95,11 @@ def _closing(listeners: Sequence[trio.SocketListener]) -> Iterator[None]:
 
 
 def _make_context(
-    app: ASGIFramework, limits: HttpLimits, access_log: bool, certificates: Certificates | None = None
+    app: ASGIFramework,
+    limits: HttpLimits,
+    access_log: bool,
+    certificates: Certificates | None = None,
+    count_refusal: Callable[[str], None] | None = None,
 ) -> ServingContext:
     config = Config()
     config.include_server_header = False
@@ -105,5 +111,6 @@ def _make_context(
         state=ConnectionState({}),
         access_log=access_log,
         certificates=certificates,
+        count_refusal=count_refusal,
         room=ConnectionRoom(limits.max_connections, limits.max_connections_per_address),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,10 +55,13 @@ class HttpLimits:
     """Requests that run when the shutdown begins are cancelled after this."""
 
     max_header_bytes: int = 64 * 1024
-    """Incomplete headers may be this long; what arrives in the same read (64 KiB) is not counted."""
+    """A request's headers may be this long; longer ones are answered with 431."""
 
     max_pipelined_bytes: int = 64 * 1024
-    """A client that sends more than this ahead, while its request runs, is disconnected."""
+    """A client that has sent more than this ahead, while its request runs, is disconnected.
+
+    Looked at when more comes, so what one read (64 KiB) brought together with the request may be above it.
+    """
 
     max_body_size: int = 16 * 1024 * 1024
     """Bytes; a longer body is answered with 413."""
@@ -69,10 +73,10 @@ class HttpLimits:
     """Requests that may run at a time on one HTTP/2 connection."""
 
     max_connections: int | None = None
-    """Further ones are turned away: HTTP 503 on clear text. None: no limit."""
+    """Further ones are turned away: HTTP 503 on clear text, closed without a word on TLS. None: no limit."""
 
     max_connections_per_address: int | None = None
-    """Further ones are turned away: HTTP 429 on clear text. None: no limit."""
+    """The same, of one client; HTTP 429 on clear text."""
 
     @classmethod
     def from_args(cls, args: ServerArgs) -> HttpLimits:
@@ -93,6 +97,7 @@ class FailureLog:
     """Logs what clients can cause: `burst` lines at once, then one a second, and how many were left out."""
 
     burst: int = 10
+    level: int = logging.ERROR
     _spent: float = 0.0
     _seen: float = 0.0
     _left_out: int = 0
@@ -109,7 +114,7 @@ class FailureLog:
         if self._left_out:
             message += f" ({self._left_out} such failures before this one were not logged)"
             self._left_out = 0
-        _logger.error(message, *arguments, exc_info=error)
+        _logger.log(self.level, message, *arguments, exc_info=error)
 
 
 class Drainable(Protocol):
@@ -130,6 +135,10 @@ class ServingContext:
     """None: clear text."""
     room: ConnectionRoom = attrs.field(factory=ConnectionRoom)
     failures: FailureLog = attrs.field(factory=FailureLog)
+    turned_away: FailureLog = attrs.field(factory=lambda: FailureLog(level=logging.WARNING))
+    """Apart from `failures`: so that many connections too many hide no failure."""
+    count_refusal: Callable[[str], None] | None = None
+    """Told of each connection that is turned away: for want of "connections" or "address_connections"."""
     worker: WorkerContext = attrs.field(factory=lambda: WorkerContext(None))
     connections: set[Drainable] = attrs.field(factory=set)
     """The open ones; `room` bounds their number."""
@@ -162,5 +171,7 @@ _CODES = {413: "request_too_large", 431: "headers_too_large", 503: "shutting_dow
 def error_body(status: int, message: str | None = None, code: str | None = None) -> bytes:
     """An OpenAI error object, as JSON."""
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        kind = "requests"  # as `errors.rate_limited`
     detail = ErrorDetail(message or HTTPStatus(status).phrase, kind, None, code or _CODES.get(status))
     return msgspec.json.encode(ErrorResponse(detail))

@@ -45,9 +45,13 @@ class KeepAliveSender:
 
     async def send(self, frame: bytes) -> None:
         """Send one frame."""
+        await self.send_last(frame)
+        self._silent_since = trio.current_time()
+
+    async def send_last(self, frame: bytes) -> None:
+        """Send one frame, which no comment follows."""
         await self._take_over()
         await self._send(frame)
-        self._silent_since = trio.current_time()
 
     async def watch(self, wait: Callable[[], Awaitable[None]]) -> None:
         """Send comments when they are due, until `wait` returns. That is cancelled and called again for each

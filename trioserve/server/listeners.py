@@ -7,6 +7,7 @@ import errno
 import os
 import socket
 import stat
+import sys
 from typing import TYPE_CHECKING
 
 from trioserve.errors import InvalidConfigError
@@ -20,13 +21,21 @@ __all__ = ["bound_listener", "describe", "start_listening"]
 
 _BACKLOG = 1024
 
+# A client whose network has vanished says nothing, and nothing is sent to it while its request waits. So the
+# kernel asks after so many seconds of silence, and again so often, and gives up after so many tries. What was
+# sent and is not acknowledged, or is not read, ends a connection after as long.
+_KEEPALIVE_IDLE = 30
+_KEEPALIVE_INTERVAL = 10
+_KEEPALIVE_TRIES = 3
+_VANISHED_AFTER = _KEEPALIVE_IDLE + _KEEPALIVE_TRIES * _KEEPALIVE_INTERVAL
+
 
 @contextlib.contextmanager
 def bound_listener(args: ServerArgs) -> Iterator[socket.socket]:
     """A socket that is bound and does not listen yet: see `start_listening`.
 
     One that was inherited (`args.fd`) listens already, and whoever made it keeps its address. It is closed at
-    the end like any other.
+    the end like any other; other processes that have it too keep it, as a socket that does not block.
 
     Raises:
       InvalidConfigError: the address cannot be used.
@@ -50,9 +59,13 @@ def bound_listener(args: ServerArgs) -> Iterator[socket.socket]:
 def start_listening(listener: socket.socket, args: ServerArgs) -> None:
     """Let clients in. A Unix socket appears at its path only now.
 
+    On Linux, TCP connections end when the client has been silent to the kernel's probes for a minute.
+
     Raises:
       InvalidConfigError: somebody else has begun to listen there meanwhile.
     """
+    if listener.family != socket.AF_UNIX:
+        _notice_vanished_clients(listener, args.write_timeout)
     if args.fd is not None:
         return
     try:
@@ -64,6 +77,22 @@ def start_listening(listener: socket.socket, args: ServerArgs) -> None:
     except OSError as error:
         field, address = ("uds", args.uds) if args.uds is not None else ("port", args.port)
         raise InvalidConfigError(f"{field} {address} cannot be listened on: {error}.", field=field) from error
+
+
+def _notice_vanished_clients(listener: socket.socket, write_timeout: float) -> None:
+    """Connections inherit these settings; on Linux, that is. Elsewhere the system's own hold."""
+    if sys.platform != "linux":
+        return
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # The kernel's patience with one that does not read is not to be less than ours.
+    vanished_after = min(max(_VANISHED_AFTER, write_timeout), 2**31 / 1000 - 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE),
+        (socket.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL),
+        (socket.TCP_KEEPCNT, _KEEPALIVE_TRIES),
+        (socket.TCP_USER_TIMEOUT, int(vanished_after * 1000)),
+    ):
+        listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _bind_tcp(host: str, port: int) -> socket.socket:

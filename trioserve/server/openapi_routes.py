@@ -51,7 +51,7 @@ _VERSION = Body.json(
 )
 _HEALTH: Mapping[int, tuple[Body, ...]] = {200: (_EMPTY,), 503: (_EMPTY,)}
 
-_GENERATION_FAILURES = frozenset({404, 408, 413, 429, 503, 504})
+_GENERATION_FAILURES = frozenset({404, 408, 413, 415, 429, 503, 504})
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections import OrderedDict
 
 import attrs
 
@@ -23,9 +24,9 @@ class RateWindow:
     """
 
     _limit: int
-    # Invariants: no deque is empty or has more than `_limit` items; the clients are in the order of their
-    # last time.
-    _times: dict[str, deque[float]] = attrs.field(init=False, factory=dict)
+    # Invariants: no array is empty or has more than `_limit` items; the clients are in the order of their
+    # last time. A plain dict would do, but finds its first key in linear time once others before it are gone.
+    _times: OrderedDict[str, array[float]] = attrs.field(init=False, factory=OrderedDict)
 
     def wait(self, client: str, now: float) -> float:
         """Seconds until `client` may next; 0 if it may now."""
@@ -36,11 +37,11 @@ class RateWindow:
 
     def count(self, client: str, now: float) -> None:
         """`client` does it now."""
-        times = self._times.pop(client, None)
-        if times is None:
-            times = deque(maxlen=self._limit)
+        times = self._times.setdefault(client, array("d"))
+        if len(times) == self._limit:
+            del times[0]
         times.append(now)
-        self._times[client] = times
+        self._times.move_to_end(client)
         self._forget_idle(now)
 
     @property
@@ -48,8 +49,5 @@ class RateWindow:
         return len(self._times)
 
     def _forget_idle(self, now: float) -> None:
-        while True:
-            client, times = next(iter(self._times.items()))
-            if times[-1] + _WINDOW > now:
-                return
+        while self._times[client := next(iter(self._times))][-1] + _WINDOW <= now:
             del self._times[client]

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from quart.ctx import RequestContext
     from quart.typing import ResponseReturnValue, ResponseTypes
     from quart.wrappers import Request
+    from quart.wrappers.base import BaseRequestWebsocket
     from werkzeug.exceptions import HTTPException
+    from werkzeug.routing import MapAdapter
 
 __all__ = [
     "GRACE",
@@ -151,7 +153,7 @@ class _ScopedConnection(TrioASGIHTTPConnection):
             return True
         await request.stack.aclose()  # the work ends now, also if its client cannot be told
         with trio.move_on_after(GRACE):
-            await self._sender.send(body.last_frames(request.deadline.error()))
+            await self._sender.send_last(body.last_frames(request.deadline.error()))
             return True
         return False
 
@@ -174,6 +176,8 @@ class App(QuartTrio):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        # A doubled slash is another path, and no redirect, whose target would be up to the Host header.
+        self.url_map.merge_slashes = False
         self.time_limits = TimeLimits()
         self._ends_at = math.inf
         self._deadlines: set[RequestDeadline] = set()  # of the requests that are open
@@ -194,6 +198,18 @@ class App(QuartTrio):
         self._ends_at = min(self._ends_at, at)
         for deadline in self._deadlines:
             deadline.end_by(self._ends_at, shutting_down)
+
+    def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
+        """Routes go by method and path alone: Host and query may be anything, and are not looked at."""
+        if request is None:
+            return super().create_url_adapter(None)
+        return self.url_map.bind(
+            "",
+            script_name=request.root_path,
+            url_scheme=request.scheme,
+            default_method=request.method,
+            path_info=request.path,
+        )
 
     async def dispatch_request(self, request_context: RequestContext | None = None) -> ResponseReturnValue:
         """As in quart, until the request's deadline: then an error like any other."""

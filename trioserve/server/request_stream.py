@@ -13,6 +13,7 @@ from hypercorn.typing import ASGIReceiveEvent, ASGISendEvent, ConnectionState
 from hypercorn.utils import suppress_body
 
 from trioserve.server.http_context import Address, ServingContext, error_body
+from trioserve.server.request_ids import REQUEST_ID_HEADER, given_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -165,6 +166,8 @@ class RequestStream(HTTPStream):
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
         ]
+        if request_id := given_request_id(self.scope["headers"]):
+            headers.append((REQUEST_ID_HEADER, request_id))
         await self.send(Response(stream_id=self.stream_id, headers=headers, status_code=status_code))
         if not suppress_body(self.scope["method"], status_code):
             await self.send(Body(stream_id=self.stream_id, data=body))

@@ -57,7 +57,7 @@ class Certificates:
             try:
                 self._context = _load(self._args)
                 log.info("the TLS certificate has been replaced")
-            except InvalidConfigError as error:
+            except (InvalidConfigError, OSError) as error:  # OSError: one is taken away while it is read
                 log.warning("the changed TLS files are not taken over: %s", error)
         return self._context
 

@@ -36,6 +36,11 @@ class CompletionRequest(SamplingFields):
         return self.prompt  # type: ignore[return-value]  # structured: all texts, or all lists
 
     @property
+    def num_sequences(self) -> int:
+        """Searches run one after the other."""
+        return super().num_sequences * (1 if self.use_beam_search else len(self.prompts))
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
         """Those of an echo are of the prompt, too."""
         if self.prompt_logprobs is None and self.echo:

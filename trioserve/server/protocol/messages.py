@@ -88,7 +88,8 @@ class ChatMessage:
         return "\n".join(part.text or "" for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates take it; keys that were not given are left out."""
+        """As chat templates take it. Keys that were not given are left out, but for the content: many
+        templates put it between other texts without a look, also that of a message of tool calls."""
         optional = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,
@@ -96,4 +97,4 @@ class ChatMessage:
             "reasoning_content": self.reasoning_content or self.reasoning,
         }
         given = {key: value for key, value in optional.items() if value is not None}
-        return {"role": self.role, "content": self.text(), **given}
+        return {"role": self.role, "content": self.text() or "", **given}

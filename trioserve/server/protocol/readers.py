@@ -20,7 +20,20 @@ if TYPE_CHECKING:
 
     from trioserve.server.protocol.sampling import SamplingFields
 
-__all__ = ["CHAT_READER", "COMPLETION_READER", "MAX_PROMPTS", "MAX_TOOLS"]
+__all__ = [
+    "CHAT_READER",
+    "COMPLETION_READER",
+    "MAX_COMPLETIONS",
+    "MAX_MESSAGES",
+    "MAX_PROMPTS",
+    "MAX_TOOLS",
+]
+
+MAX_COMPLETIONS = 2**14
+"""Of all prompts of one completions request: each is a sequence of the engine's, and held until the end."""
+
+MAX_MESSAGES = 2**14
+"""Messages of one chat, the parts of their contents and their tool calls; each takes microseconds to read."""
 
 MAX_PROMPTS = 2048
 """Prompts of one completions request; each is a request of the engine."""
@@ -170,11 +183,29 @@ def _form_conflicts(request: ChatCompletionRequest) -> list[Problem]:
     return [Problem(name, f"{name} {sentence}") for name in given]
 
 
-def _too_many_tools(values: Mapping[str, Any]) -> list[Problem]:
+def _oversized_chat(values: Mapping[str, Any]) -> list[Problem]:
+    messages = values.get("messages")
+    if isinstance(messages, list) and (number := _num_pieces(messages)) > MAX_MESSAGES:
+        sentence = (
+            f"messages must hold at most {MAX_MESSAGES} messages, parts of them and tool calls in all, "
+            f"got {number}."
+        )
+        return [Problem("messages", sentence)]
     tools = values.get("tools")
     if isinstance(tools, list) and len(tools) > MAX_TOOLS:
         return [Problem("tools", f"tools must hold at most {MAX_TOOLS} tools, got {len(tools)}.")]
     return []
+
+
+def _num_pieces(messages: list[Any]) -> int:
+    """Messages, parts and tool calls: what becomes an object each."""
+    return len(messages) + sum(
+        len(pieces)
+        for message in messages
+        if isinstance(message, dict)
+        for pieces in (message.get("content"), message.get("tool_calls"))
+        if isinstance(pieces, list)
+    )
 
 
 def _too_many_prompts(values: Mapping[str, Any]) -> list[Problem]:
@@ -189,6 +220,9 @@ def _completion_conflicts(request: CompletionRequest) -> list[Problem]:
     problems = _shared_conflicts(request)
     if not request.prompt and not isinstance(request.prompt, str):
         problems.append(Problem("prompt", "prompt must not be an empty list."))
+    if request.num_sequences > MAX_COMPLETIONS:
+        sentence = f"n times the prompts must be at most {MAX_COMPLETIONS}, got {request.num_sequences}."
+        problems.append(Problem("n", sentence))
     problems += _echo_conflicts(request)
     problems += _beam_logprobs_conflicts(request, "logprobs", request.logprobs)
     if request.best_of is not None and request.best_of != (request.n or 1):
@@ -216,8 +250,12 @@ CHAT_READER = RequestReader(
         "top_logprobs": _renamed("logprobs", to="top_logprobs"),
     },
     refusals=CHAT_REFUSALS,
-    shapes=_SHAPES | {"messages": {"minItems": 1}, "tools": {"minItems": 1, "maxItems": MAX_TOOLS}},
-    oversized=_too_many_tools,
+    shapes=_SHAPES
+    | {
+        "messages": {"minItems": 1, "maxItems": MAX_MESSAGES},
+        "tools": {"minItems": 1, "maxItems": MAX_TOOLS},
+    },
+    oversized=_oversized_chat,
     conflicts=_chat_conflicts,
 )
 

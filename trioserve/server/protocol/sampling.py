@@ -73,6 +73,11 @@ class SamplingFields:
     return_token_ids: bool | None = None
 
     @property
+    def num_sequences(self) -> int:
+        """So many run in the engine at a time."""
+        return self.n or 1
+
+    @property
     def num_prompt_logprobs(self) -> int | None:
         """None: no logprobs of the prompt."""
         return self.prompt_logprobs

@@ -13,7 +13,7 @@ import attrs
 
 __all__ = ["CallPart", "CallScanner"]
 
-_MARKS = re.compile(r'["{}\[\]]|\\.?', re.DOTALL)
+_MARKS = re.compile(r'["{}\[\]]|\\.?')
 """All that matters of JSON here. A backslash and what belongs to it are one mark, unless a piece ends between
 them."""
 
