@@ -317,6 +317,20 @@ async def test_prompt_tokens_that_wait_are_limited(token_door: Door) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def test_tokens_of_aborted_requests_do_not_stand_in_for_those_of_others(token_door: Door) -> None:
+    """The core reports that it has received them when they are long forgotten."""
+    async with token_door() as fake:
+        async with trio.open_nursery() as nursery:
+            await open_streams(fake, nursery, 1, TokensPrompt([5] * 9))
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            await open_streams(fake, nursery, 1, TokensPrompt([5] * 12))
+            await report(fake, num_received=1)
+            with refused("8 prompt tokens are waiting"):
+                await fake.llm.complete(TokensPrompt([5] * 3))
+            nursery.cancel_scope.cancel()
+
+
 async def test_where_seats_lack_the_next_step_takes_none_of_the_waiting_tokens(token_door: Door) -> None:
     async with token_door() as fake, trio.open_nursery() as nursery:
         await open_streams(fake, nursery, 1)
@@ -433,6 +447,32 @@ async def _wave(engine: HashEngine, count: int) -> int:
             most_open = max(most_open, num_open(engine.llm))
     assert most_open <= 5
     return num_served
+
+
+async def test_what_has_come_and_gone_waits_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is never a moment at which nothing is open."""
+    send, receive = trio.open_memory_channel[StreamingInput](0)
+    args = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_num_queued_tokens": 20}
+    async with open_hash_llm(tmp_path, monkeypatch, **args) as engine, send, receive:
+        async with engine.llm.stream(receive, SamplingParams(max_tokens=1)):
+            for _ in range(10):
+                await engine.llm.complete(TokensPrompt([5] * 5), SamplingParams(max_tokens=1))
+
+
+async def test_a_paused_engine_runs_nobody_so_all_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = {"max_num_seqs": 4, "max_num_queued_reqs": 2}
+    async with open_hash_llm(tmp_path, monkeypatch, **args) as engine:
+        await engine.llm.pause_generation("keep")
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(engine.llm.complete, TokensPrompt([5]), SamplingParams(max_tokens=2))
+            await engine.until(lambda: engine.llm.metrics.totals().waiting == 2)
+            with pytest.raises(OverloadedError):
+                engine.llm.check_room()
+            await engine.llm.resume_generation()
+        engine.llm.check_room(6)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import threading
@@ -151,6 +152,13 @@ async def test_a_large_body_is_read_while_others_are_served(monkeypatch: pytest.
         assert not large._sent
         go_on.set()
     assert large.reply.status == 200
+
+
+@pytest.mark.parametrize(("end", "status"), [("}", 200), ("", 400)])
+async def test_garbage_is_collected_after_a_large_body(end: str, status: int) -> None:
+    body = f'{{"prompt": "Hi", "user": "{"x" * 2**21}"{end}'.encode()
+    assert (await Client(FakeLLM()).post(PATHS[0], body)).status == status
+    assert gc.isenabled()
 
 
 async def test_a_body_is_not_kept_while_its_request_runs() -> None:

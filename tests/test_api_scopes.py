@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from helpers_api import Client, Exchange, FakeLLM
+from trioserve.server.request_scope import ScopedRequest
+
+if TYPE_CHECKING:
+    from trioserve.server.deadlines import RequestDeadline
 
 CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
 CHAT_2 = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 2})
@@ -82,6 +88,28 @@ async def test_cancelled_anywhere_nothing_is_left(
         if not instrument.scope.cancelled_caught:
             return
     pytest.fail("the call never ran through")
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_the_application_forgets_requests_that_have_ended(leaves: bool) -> None:
+    known: list[weakref.ref[RequestDeadline]] = []
+
+    class Known(ScopedRequest):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            known.append(weakref.ref(self.deadline))
+
+    llm = FakeLLM()
+    llm.outputs_left = 1
+    exchange = begin(llm, TEXT[0], {**TEXT[1], "stream": leaves})
+    exchange._app.request_class = Known
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(exchange.run)
+        if leaves:
+            await wait_all_tasks_blocked()
+            exchange.leave()
+    gc.collect()
+    assert [reference() for reference in known] == [None]
 
 
 class _CancelAt(trio.abc.Instrument):

@@ -62,4 +62,5 @@ async def test_request_ids_are_made_up_where_none_is_given() -> None:
 
 async def test_a_request_id_that_would_break_a_log_line_is_refused() -> None:
     reply = await Client(FakeLLM()).get("/version", x_request_id="x" * 300)
-    assert reply.status == 400
+    assert (reply.status, reply.error["param"]) == (400, "X-Request-Id")
+    assert "X-Request-Id must be at most 256 printable ASCII characters" in reply.error["message"]

@@ -85,6 +85,15 @@ async def test_an_error_repeats_little(method: str, path: str) -> None:
     assert len(reply.body) < 500
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/nothing"])
+async def test_a_websocket_is_refused(path: str) -> None:
+    exchange = Exchange(Client(FakeLLM()).app, "GET", path, b"", {})
+    exchange._scope |= {"type": "websocket", "scheme": "ws", "subprotocols": []}
+    exchange._messages = [{"type": "websocket.connect"}]
+    await exchange.run()
+    assert [message["type"] for message in exchange._sent] == ["websocket.close"]
+
+
 async def test_below_a_root_path() -> None:
     assert (await ask(f"/llm{PATH}", root_path="/llm")).status == 200
     assert (await ask(PATH, root_path="/llm")).status == 404

@@ -76,6 +76,10 @@ async def test_headers_and_comments_go_out_before_the_first_token(
         assert not exchange._sent
         await trio.sleep(0.2)
         assert exchange.reply.status == 200
+        assert exchange.reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+        # Proxies and browsers are to pass everything on at once.
+        assert exchange.reply.headers["cache-control"] == "no-cache"
+        assert exchange.reply.headers["x-accel-buffering"] == "no"
         await trio.sleep(30)
         assert events_of(exchange) == [COMMENT] * 4
         fake.client.emit(fake.client.added[0], "ab")

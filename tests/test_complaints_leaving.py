@@ -248,18 +248,20 @@ class Leavers:
             await self._run_one(number)
 
     async def _run_one(self, number: int) -> None:
-        path, body, _ = ENDLESS[self._random.choice(list(ENDLESS))]
-        stream = "use_beam_search" not in body and self._random.random() < 0.5
-        data = http_request(path, {**body, "stream": stream})
-        if number % 20 == 0:
+        """A fifth leaves when the first part of a stream is there, the others whenever their time is up."""
+        waits = number % 5 == 0
+        kind = "chat, n=2" if waits else self._random.choice(list(ENDLESS))
+        path, body, _ = ENDLESS[kind]
+        data = http_request(path, {**body, "stream": waits or (number % 2 == 0 and kind != "beam search")})
+        if not waits and number % 20 == 1:
             data = data[: self._random.randrange(len(data))]
         with trio.socket.socket() as sock:
             await sock.connect(("127.0.0.1", self._port))
             if self._random.random() < 0.5:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             await trio.SocketStream(sock).send_all(data)
-            with trio.move_on_after(self._random.random() ** 2 * 0.4):
-                while await sock.recv(65536):
+            with trio.move_on_after(60 if waits else self._random.random() ** 2 * 0.4):
+                while await sock.recv(65536) and not waits:
                     pass
 
 
@@ -273,7 +275,7 @@ async def test_complaint_08_a_thousand_disconnects_leave_capacity_unchanged(serv
     await Leavers(server.port, 1000).run()
     server.wait_until_idle()
     wait_for(lambda: [num_fds(pid) for pid in (server.process.pid, server.engine_pid)] == fds)
-    assert num_aborted(server) - aborted > 500, "most of them came too late"
+    assert num_aborted(server) - aborted >= 2 * 200  # of those that waited; of the others, as may be
     with openai_client(server) as client:
         after = client.chat.completions.create(**question)
     assert after.choices == before.choices

@@ -487,16 +487,21 @@ async def test_a_client_that_pauses_gets_the_rest_of_its_response(probe: Probe, 
         await client.wait_for(h2.events.ConnectionTerminated)
 
 
-async def test_pings_do_not_keep_an_idle_connection(probe: Probe, authority: Authority) -> None:
-    async with serving_http2(probe, authority, keep_alive_timeout=0.2) as server:
+async def test_pings_do_not_keep_an_idle_connection(
+    probe: Probe, authority: Authority, autojump_clock: trio.testing.MockClock
+) -> None:
+    autojump_clock.autojump_threshold = 0.003
+    async with serving_http2(probe, authority, keep_alive_timeout=2.0) as server:
         client = await Http2Client.connect(server, authority)
         await client.ask("/hello")
-        with trio.fail_after(DEADLINE):
-            while not any(isinstance(event, h2.events.ConnectionTerminated) for event in client.events):
-                client.h2.ping(bytes(8))
-                await client.flush()
-                await client.more()
-                await trio.sleep(0.02)
+        for _ in range(3):
+            client.h2.ping(bytes(8))
+            await client.flush()
+            await client.wait_for(h2.events.PingAckReceived)
+            await trio.sleep(0.6)
+        answered = trio.current_time()
+        await client.wait_for(h2.events.ConnectionTerminated)
+        assert trio.current_time() - answered < 0.5
 
 
 # Shutdown

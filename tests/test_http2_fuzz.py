@@ -63,8 +63,8 @@ class Frames:
             (1, lambda: frame(5, 4, self.stream(), bytes(4))),
             (3, self.anything),
         ]
-        weights, makers = zip(*kinds, strict=True)
-        return self.rng.choices(makers, weights)[0]()
+        ((_, draw),) = self.rng.choices(kinds, [weight for weight, _ in kinds])
+        return draw()
 
     def stream(self) -> int:
         return self.rng.choice((0, 1, 1, 2, 3, 5, 7, self.next_stream))
@@ -137,10 +137,10 @@ async def talk(server: Server, authority: Authority, rng: random.Random) -> None
     client.client.close()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 async def test_any_frames(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     probe, authority = Probe(), Authority(tmp_path)
-    async with serving_http2(probe, authority, write_timeout=1.0, max_connections=8) as server:
+    async with serving_http2(probe, authority, write_timeout=1.0, max_connections=50) as server:
         for n in range(40):
             await talk(server, authority, random.Random(1000 * seed + n))
             assert not [record for record in caplog.records if record.levelname == "ERROR"], (seed, n)
@@ -149,7 +149,7 @@ async def test_any_frames(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFi
         with trio.fail_after(DEADLINE):
             while True:
                 with suppress(trio.BrokenResourceError, EOFError):
-                    neighbours = [await Http2Client.connect(server, authority) for _ in range(8)]
+                    neighbours = [await Http2Client.connect(server, authority) for _ in range(50)]
                     for neighbour in neighbours:
                         assert (await neighbour.ask("/hello")).body == b"hello"
                     return

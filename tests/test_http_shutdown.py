@@ -88,6 +88,18 @@ async def test_a_further_request_on_a_live_connection_gets_503(probe: Probe) -> 
     assert frames
 
 
+async def test_an_empty_line_after_a_body_is_no_further_request(probe: Probe) -> None:
+    async with serving(probe.app, keep_alive_timeout=1000.0) as server:
+        client = await server.connect()
+        await client.send(get("/stream/gate", "content-length: 3") + b"abc\r\n")
+        await probe.entered.wait()
+        server.shutdown.set()
+        await trio.testing.wait_all_tasks_blocked()
+        probe.gate.end()
+        await client.read_to_end()
+        await wait_returned(server)
+
+
 async def test_a_request_whose_head_has_begun_gets_503(probe: Probe) -> None:
     async with serving(probe.app) as server:
         client = await server.connect()

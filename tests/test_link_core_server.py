@@ -290,11 +290,17 @@ async def test_drain_waits_for_a_request_without_its_grammar(
 
 async def test_who_waits_for_a_grammar_is_counted_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(monkeypatch) as client:
-        await client.until(lambda: client.num_waiting == 3, *(add(id_, grammar=True) for id_ in (7, 8, 9)))
+        adds = [add(number, grammar=True) for number in (7, 8, 9)]
+        prompt_length = adds[0].num_prompt_tokens
+        await client.until(lambda: client.num_waiting == 3, *adds)
+        assert client.stats.num_queued_tokens == 3 * prompt_length
         await client.until(lambda: client.num_waiting == 2, Abort([7]))
+        assert client.stats.num_queued_tokens == 2 * prompt_length
         client.compiler.error = EngineGenerateError("the child is gone")
         client.compiler.ready.set()
         await client.until(lambda: client.num_waiting == 0)
+        assert client.stats.num_queued_tokens == 0
+        assert client.stats.num_received == 3
 
 
 async def test_drain_hears_of_a_request_that_comes_too_late_to_run(monkeypatch: pytest.MonkeyPatch) -> None:

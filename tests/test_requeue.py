@@ -16,7 +16,7 @@ from fake_engine import STATS
 from trioserve import BeamSearchParams, EngineArgs, RequestOutputKind, SamplingParams
 from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.core.step_result import StepResult
-from trioserve.errors import EngineDeadError, EngineRestartingError, OverloadedError
+from trioserve.errors import EngineDeadError, EngineRestartingError, InvalidRequestError, OverloadedError
 from trioserve.frontend.admission import Admission
 from trioserve.frontend.beam_search_request import run_beam_search
 from trioserve.frontend.input_processor import InputProcessor, Routing
@@ -26,7 +26,7 @@ from trioserve.frontend.requests import Requests
 from trioserve.frontend.streaming_input import StreamedRequest, StreamingInput
 from trioserve.frontend.tokenizer import Tokenizer
 from trioserve.link.columns import pack_step
-from trioserve.link.messages import Add
+from trioserve.link.messages import Add, Refused
 from trioserve.observability.metrics import EngineMetrics
 from trioserve.outputs import FinishReason
 from trioserve.worker.batch import LogprobRow, SampledToken
@@ -341,9 +341,38 @@ async def test_a_request_that_kills_cores_kills_two_and_no_more(engine: Engine) 
         engine.die()
         assert len(engine.restart().added) == 1
         engine.die()
-        with pytest.raises(EngineDeadError):
+        with pytest.raises(EngineDeadError), trio.fail_after(5):
             await channel.take()
         assert engine.restart().added == []
+
+
+async def test_a_refused_request_is_not_sent_again(engine: Engine) -> None:
+    channel = await engine.submit()
+    with released(engine, channel):
+        (add,) = core_of(engine).added
+        engine.outputs.process(Refused(request_id=add.request_id, message="No.", parameter=None))
+        engine.die()
+        assert engine.restart().added == []
+        with pytest.raises(InvalidRequestError):
+            await channel.take()
+
+
+async def test_what_the_old_core_had_received_and_said_counts_no_more(
+    make_engine: Callable[..., Engine],
+) -> None:
+    engine = make_engine(max_num_queued_tokens=4)
+
+    def report(num_queued_tokens: int) -> None:
+        stats = attrs.evolve(STATS, is_full=True, num_received=1, num_queued_tokens=num_queued_tokens)
+        engine.outputs.process(pack_step(StepResult(), stats))
+
+    channel = await engine.submit()
+    report(100)
+    engine.die()
+    engine.restart()
+    report(2)
+    with released(engine, channel, await engine.submit()):
+        engine.die(requeue=False)
 
 
 async def test_each_round_is_given_to_two_cores(engine: Engine) -> None:

@@ -88,7 +88,7 @@ class Cores:
 
 async def until(is_true: Callable[[], bool]) -> None:
     """Without letting the clock go on."""
-    while not is_true():  # noqa: ASYNC110 - nothing announces it
+    while not is_true():
         await trio.lowlevel.checkpoint()
 
 
@@ -566,6 +566,19 @@ async def test_a_core_that_does_not_answer_is_dead_and_one_that_works_long_is_no
         assert 50 <= trio.current_time() - began <= 65
         await it.llm.wait_ready()
         await it.llm.check_health()
+
+
+async def test_a_core_that_answers_late_again_and_again_is_alive(autojump_clock: MockClock) -> None:
+    class Slow(FakeEngineClient):
+        async def call(self, method: str, *args: Any) -> Any:
+            await trio.sleep(25)  # longer than a slice of the patience
+            return await super().call(method, *args)
+
+    client = Slow()
+    with trio.move_on_after(1000) as scope:
+        await wait_for_silence(cast("EngineCoreClient", client), 50)
+    assert scope.cancelled_caught
+    assert len(client.calls) > 20
 
 
 async def test_what_this_process_slept_through_is_not_the_cores_silence() -> None:

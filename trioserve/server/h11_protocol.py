@@ -93,7 +93,7 @@ class Http1Protocol:
     @property
     def has_unparsed_bytes(self) -> bool:
         """Whether a part of a next request is there."""
-        return bool(self._unparsed)
+        return bool(self._unparsed.lstrip(b"\r\n"))  # as `_skip_empty_lines`
 
     @property
     def expects_more(self) -> bool:
@@ -168,7 +168,7 @@ class Http1Protocol:
           h11.RemoteProtocolError: it is not HTTP/1.1, or does not end.
         """
         # What follows a request that was to be the last is ignored (RFC 9112, section 9.6).
-        if self._h11.their_state is h11.MUST_CLOSE and self.has_unparsed_bytes:
+        if self._h11.their_state is h11.MUST_CLOSE and self._unparsed:
             return h11.PAUSED
         return self._h11.next_event()
 

@@ -13,7 +13,7 @@ import trio
 from quart.utils import encode_headers
 from quart.wrappers import Response
 from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.datastructures import ImmutableDict
 
@@ -158,6 +158,14 @@ class _ScopedConnection(TrioASGIHTTPConnection):
         return False
 
 
+class _NoWebsocket(TrioASGIWebsocketConnection):
+    """There are none; an ASGI server answers the handshake with 403."""
+
+    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        await receive()
+        await send({"type": "websocket.close", "code": 1000, "reason": None})
+
+
 async def _send_part(send: ASGISendCallable, part: str | bytes) -> None:
     body = part.encode() if isinstance(part, str) else part
     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -171,6 +179,7 @@ class App(QuartTrio):
     """
 
     asgi_http_class = _ScopedConnection
+    asgi_websocket_class = _NoWebsocket
     request_class = ScopedRequest
     default_config = ImmutableDict({**QuartTrio.default_config, "RESPONSE_TIMEOUT": None})
 

@@ -94,7 +94,7 @@ class Service:
         """Of a new reply. Its id is `prefix` and the header X-Request-Id, else `request_id`, else a random
         one, which the response header then tells."""
         if request_id and not request.headers.get(_REQUEST_ID_HEADER):
-            g.request_id = _checked_request_id(request_id)
+            g.request_id = _checked_request_id(request_id, "request_id")
         return ReplyHead(
             id=f"{prefix}-{g.request_id}",
             created=int(time.time()),
@@ -103,12 +103,11 @@ class Service:
         )
 
 
-def _checked_request_id(request_id: str) -> str:
+def _checked_request_id(request_id: str, field: str) -> str:
     """It goes into a header and into the log: one line of visible ASCII."""
     if not is_request_id(request_id):
         raise InvalidRequestError(
-            f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters.",
-            parameter="request_id",
+            f"{field} must be at most {MAX_REQUEST_ID} printable ASCII characters.", parameter=field
         )
     return request_id
 
@@ -119,7 +118,7 @@ def identify_requests(app: Quart) -> None:
     async def before() -> None:
         g.request_id = uuid.uuid4().hex
         if given := request.headers.get(_REQUEST_ID_HEADER):
-            g.request_id = _checked_request_id(given)
+            g.request_id = _checked_request_id(given, _REQUEST_ID_HEADER)
 
     async def after(response: Response) -> Response:
         response.headers[_REQUEST_ID_HEADER] = g.request_id

@@ -252,7 +252,7 @@ CHAT_READER = RequestReader(
     refusals=CHAT_REFUSALS,
     shapes=_SHAPES
     | {
-        "messages": {"minItems": 1, "maxItems": MAX_MESSAGES},
+        "messages": {"minItems": 1},
         "tools": {"minItems": 1, "maxItems": MAX_TOOLS},
     },
     oversized=_oversized_chat,
