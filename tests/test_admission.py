@@ -453,10 +453,15 @@ async def test_what_has_come_and_gone_waits_no_more(tmp_path: Path, monkeypatch:
     """Also where there is never a moment at which nothing is open."""
     send, receive = trio.open_memory_channel[StreamingInput](0)
     args = {"max_num_seqs": 2, "max_num_batched_tokens": 8, "max_num_queued_tokens": 20}
-    async with open_hash_llm(tmp_path, monkeypatch, **args) as engine, send, receive:
-        async with engine.llm.stream(receive, SamplingParams(max_tokens=1)):
-            for _ in range(10):
-                await engine.llm.complete(TokensPrompt([5] * 5), SamplingParams(max_tokens=1))
+    one_token = SamplingParams(max_tokens=1)
+    async with (
+        open_hash_llm(tmp_path, monkeypatch, **args) as engine,
+        send,
+        receive,
+        engine.llm.stream(receive, one_token),
+    ):
+        for _ in range(10):
+            await engine.llm.complete(TokensPrompt([5] * 5), one_token)
 
 
 async def test_a_paused_engine_runs_nobody_so_all_wait(

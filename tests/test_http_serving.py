@@ -100,6 +100,38 @@ async def test_head_has_no_body(probe: Probe) -> None:
         assert (await client.read_reply()).body == b"hello"
 
 
+@pytest.mark.parametrize(
+    ("method", "status", "body"), [("HEAD", 200, b"x"), ("GET", 204, b"x"), ("GET", 200, b"")]
+)
+async def test_an_application_that_sends_nothing_without_end_holds_up_nobody(
+    method: str, status: int, body: bytes
+) -> None:
+    """Where no part of its body goes out, and it waits for nothing else."""
+    left, sent = trio.Event(), 0
+
+    async def app(scope, receive, send) -> None:
+        nonlocal sent
+        assert scope["type"] == "http"
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        try:
+            while sent < 10**6:  # not for ever, so that this test can fail
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                sent += 1
+        finally:
+            left.set()
+
+    async with serving(app) as server:
+        client = await server.connect()
+        await client.send(get("/").replace(b"GET", method.encode()))
+        while not sent:
+            await trio.lowlevel.checkpoint()
+        assert not left.is_set()
+        client.close()
+        with trio.fail_after(5):
+            await left.wait()
+        assert sent < 10**6
+
+
 async def test_http_1_0_is_answered_and_closed(probe: Probe) -> None:
     async with serving(probe.app) as server:
         client = await server.connect()

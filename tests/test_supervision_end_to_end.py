@@ -131,12 +131,14 @@ async def test_in_process_a_stuck_step_is_waited_for_and_a_slow_control_is_none(
         return execute(self, batch)
 
     def load_slowly(self: ModelRunner) -> None:
-        time.sleep(3)
+        time.sleep(4)
         load(self)
 
     monkeypatch.setattr(ModelRunner, "execute", get_stuck)
     one_token = SamplingParams(max_tokens=1)
-    async with AsyncLLM.from_engine_args(engine_args(step_timeout=2, engine="inproc")) as llm:
+    # One thread: in this process OpenMP's would spin, and on a busy machine take seconds for a step.
+    args = engine_args(step_timeout=3, engine="inproc", threads=1)
+    async with AsyncLLM.from_engine_args(args) as llm:
         with monkeypatch.context() as patch:
             patch.setattr(ModelRunner, "load_weights", load_slowly)
             await llm.sleep(2)

@@ -63,6 +63,7 @@ class RequestStream(HTTPStream):
         )
         self._context = context
         self._status = _CLIENT_CLOSED_REQUEST
+        self._has_body = True  # of the response
         self._call = trio.CancelScope()
         self._to_app, self._for_app = trio.open_memory_channel[ASGIReceiveEvent](max_inbox)
         self.app_put = self._put
@@ -124,6 +125,10 @@ class RequestStream(HTTPStream):
                 return
             if message["type"] == "http.response.start":
                 self._status = int(message["status"])
+                self._has_body = not suppress_body(self.scope["method"], self._status)
+            elif message.get("more_body") and not (self._has_body and message.get("body")):
+                # Nothing goes out: one that waits for nothing else would hold up everybody.
+                await trio.lowlevel.checkpoint()
         await super().app_send(message)
 
     async def _run(self) -> None:
