@@ -107,7 +107,7 @@ async def test_an_application_that_sends_nothing_without_end_holds_up_nobody(
     method: str, status: int, body: bytes
 ) -> None:
     """Where no part of its body goes out, and it waits for nothing else."""
-    left, sent = trio.Event(), 0
+    began, left, sent = trio.Event(), trio.Event(), 0
 
     async def app(scope, receive, send) -> None:
         nonlocal sent
@@ -117,14 +117,14 @@ async def test_an_application_that_sends_nothing_without_end_holds_up_nobody(
             while sent < 10**6:  # not for ever, so that this test can fail
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 sent += 1
+                began.set()
         finally:
             left.set()
 
     async with serving(app) as server:
         client = await server.connect()
         await client.send(get("/").replace(b"GET", method.encode()))
-        while not sent:
-            await trio.lowlevel.checkpoint()
+        await began.wait()
         assert not left.is_set()
         client.close()
         with trio.fail_after(5):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["ChatRenderer"]
 
 _LARGE = 2**16
-"""Size (`text_size`) of a conversation that is rendered in a thread; one of that size takes about a millisecond."""
+"""Size (`text_size`) of a conversation that is rendered in a thread: about a millisecond's work."""
 
 
 class ChatRenderer:
