@@ -11,44 +11,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import resource
 import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
 
 from soak_watch import sample
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from served import serve
 
-READY = re.compile(r"serving (\S+) on http://127\.0\.0\.1:(\d+)")
 NUM_CHATS = 40
 CHAT = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "temperature": 0}
-
-
-@contextmanager
-def server(flags: list[str]) -> Iterator[tuple[int, int]]:
-    """Its process id and its port."""
-    with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-m", "trioserve", "serve", "--port", "0", "--log.access", "false"]
-        command += ["--keep-alive-timeout", "3600", *flags]
-        with subprocess.Popen(command, stdout=log, stderr=log) as process:
-            try:
-                while (ready := READY.search(os.pread(log.fileno(), 10_000, 0).decode())) is None:
-                    if process.poll() is not None:
-                        raise SystemExit(os.pread(log.fileno(), 10_000, 0).decode())
-                    time.sleep(0.05)
-                yield process.pid, int(ready[2])
-            finally:
-                process.kill()
 
 
 def chat_milliseconds(port: int) -> list[float]:
@@ -86,7 +62,8 @@ def main(arguments: list[str]) -> None:
     print(
         "| idle connections | chat p50, ms | p99, ms | memory of the server process, MiB |\n|---|---|---|---|"
     )
-    with server(flags) as (pid, port):
+    with serve(["--log.access", "false", "--keep-alive-timeout", "3600", *flags]) as served:
+        pid, port = served.process.pid, served.port
         chat_milliseconds(port)
         before = sample(pid).rss_mib
         for _ in range(options.rounds):

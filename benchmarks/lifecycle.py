@@ -13,33 +13,17 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from served import serve
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-READY = re.compile(r"serving (\S+) on http://127\.0\.0\.1:(\d+)")
 STREAMS = 8
-
-
-@contextmanager
-def server(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], str, int, float]]:
-    """The process, the model's name, the port, and the seconds from its start until it was ready."""
-    with tempfile.TemporaryFile("w+") as log:
-        started = time.perf_counter()
-        command = [sys.executable, "-m", "trioserve", "serve", "--port", "0", *flags]
-        with subprocess.Popen(command, stderr=log) as process:
-            try:
-                ready = wait_for(lambda: READY.search(os.pread(log.fileno(), 10_000, 0).decode()), 120)
-                yield process, ready.group(1), int(ready.group(2)), time.perf_counter() - started
-            finally:
-                process.kill()
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 10) -> Any:
@@ -88,18 +72,20 @@ def report(what: str, **figures: float | int) -> None:
 
 def main(flags: list[str]) -> None:
     for _ in range(3):
-        with server(flags) as (process, model, port, seconds):
-            open_streams(model, port)
+        with serve(flags) as served:
+            process = served.process
+            open_streams(served.model, served.port)
             engine = child_of(process.pid)
             status = (Path("/proc") / str(process.pid) / "status").read_text()
             resident = int(re.search(r"VmRSS:\s+(\d+)", status).group(1)) / 1024  # type: ignore[union-attr]
-            report("start", seconds=seconds, api_process_mib=resident)
+            report("start", seconds=served.seconds, api_process_mib=resident)
             started = time.perf_counter()
             process.kill()
             wait_for(lambda engine=engine: is_gone(engine))
             report("server killed: engine gone", ms=(time.perf_counter() - started) * 1e3)
-        with server(flags) as (process, model, port, _):
-            responses = open_streams(model, port)
+        with serve(flags) as served:
+            process = served.process
+            responses = open_streams(served.model, served.port)
             started = time.perf_counter()
             os.kill(child_of(process.pid), signal.SIGKILL)
             ms = milliseconds_until_streams_end(responses, started)

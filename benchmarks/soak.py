@@ -17,25 +17,19 @@ import argparse
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections import Counter, defaultdict
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import trio
 from soak_clients import EXPECTED, KINDS, Target, UnexpectedError, run_client, well_behaved
 from soak_watch import Sample, children_of, read_metrics, sample
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from served import serve
 
-READY = re.compile(r"serving (\S+) on http://127\.0\.0\.1:(\d+)")
 KEY = "soak-key"
 FLAGS = (
     "--engine-restart", "on-failure", "--engine-restart-limit", "1000", "--engine-restart-backoff", "0.2",
@@ -56,26 +50,6 @@ DEATHS = {"engine_dead", "engine_restarting", "overloaded"}
 RSS_GROWTH = 24.0
 """MiB that the API process may grow after the first tenth: caches of tokenizers, grammars and templates fill,
 and an allocator keeps what it had at the peak."""
-
-
-@contextmanager
-def server(flags: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], Target, Any]]:
-    with tempfile.TemporaryFile("w+") as log:
-        command = [sys.executable, "-m", "trioserve", "serve", "--port", "0", *FLAGS, *flags]
-        with subprocess.Popen(command, stdout=log, stderr=log) as process:
-            try:
-                deadline = time.monotonic() + 120
-                while (ready := READY.search(_text(log))) is None:
-                    if process.poll() is not None or time.monotonic() > deadline:
-                        raise SystemExit(f"the server did not start:\n{_text(log)}")
-                    time.sleep(0.05)
-                yield process, Target(int(ready[2]), KEY, ready[1]), log
-            finally:
-                process.kill()
-
-
-def _text(log: Any) -> str:
-    return os.pread(log.fileno(), 100_000_000, 0).decode(errors="replace")
 
 
 @attrs.define(eq=False)
@@ -249,13 +223,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rate", type=float, default=8, help="clients that arrive in a second, on average")
     parser.add_argument("--kills", type=int, default=3)
     options, flags = parser.parse_known_args(arguments)
-    with server(flags) as (process, target, log):
+    with serve([*FLAGS, *flags]) as served:
+        process, target = served.process, Target(served.port, KEY, served.model)
         soak = Soak(
             process, target, options.seconds, options.rate, options.kills, random.Random(options.seed)
         )
         trio.run(soak.run)
         soak._report("the end")
-        problems = judge(soak, _text(log))
+        problems = judge(soak, served.log)
         print("\n" + summary(soak, read_metrics(target.port, KEY)))
         process.terminate()
         if (code := process.wait(60)) != 0:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
+from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.frontend.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,3 +42,20 @@ def save_byte_tokenizer(directory: Path) -> None:
     byte_backend().save(str(directory / "tokenizer.json"))
     config = {"eos_token": "<eos>", "chat_template": CHAT_TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def byte_model(
+    directory: str, *, context_length: int, architecture: str = "LlamaForCausalLM"
+) -> ResolvedModel:
+    """A model that is served with this tokenizer, which lies in `directory`."""
+    return ResolvedModel(
+        directory=directory,
+        tokenizer_directory=directory,
+        architecture=architecture,
+        dtype="float32",
+        vocab_size=VOCAB_SIZE,
+        context_length=context_length,
+        max_model_len=context_length,
+        eos_token_ids=(EOS,),
+        generation=GenerationDefaults(),
+    )

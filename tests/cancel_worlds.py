@@ -18,14 +18,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 import trioserve.async_llm
-from byte_tokenizer import EOS, VOCAB_SIZE, save_byte_tokenizer
+from byte_tokenizer import EOS, VOCAB_SIZE, byte_model, save_byte_tokenizer
 from cancel_everywhere import LeakError
 from fake_engine import FakeEngine, open_fake_llm
 from hash_model import next_token
 from helpers_beam_search import log_softmax, row_of, search, tokens_of
 from helpers_core import PagedRunner
 from trioserve import AsyncLLM, BeamSearchParams, EngineArgs, SamplingParams, TokensPrompt, TrioserveError
-from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.link import core_server
 from trioserve.nurseries import ungrouped
 from trioserve.outputs import FinishReason
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from trioserve.config import ResolvedModel
     from trioserve.link.messages import Add
 
 __all__ = [
@@ -362,17 +362,7 @@ async def _open_no_grammars(*_: object) -> AsyncIterator[NoGrammars]:
 
 def hash_model(directory: Path) -> ResolvedModel:
     save_byte_tokenizer(directory)
-    return ResolvedModel(
-        directory=str(directory),
-        tokenizer_directory=str(directory),
-        architecture="HashForCausalLM",
-        dtype="float32",
-        vocab_size=VOCAB_SIZE,
-        context_length=128,
-        max_model_len=128,
-        eos_token_ids=(EOS,),
-        generation=GenerationDefaults(),
-    )
+    return byte_model(str(directory), context_length=128, architecture="HashForCausalLM")
 
 
 def patch_core(monkeypatch: pytest.MonkeyPatch, runner: HashRunner) -> None:

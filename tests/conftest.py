@@ -14,6 +14,8 @@ import pytest
 
 from cancel_report import pytest_terminal_summary  # noqa: F401 - a hook
 from fake_engine import FakeEngine, open_fake_llm
+from helpers_http import Probe
+from helpers_tls import Authority
 from served import ServedModel, served
 
 if TYPE_CHECKING:
@@ -83,6 +85,18 @@ async def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     """An AsyncLLM whose engine does what the test says."""
     async with open_fake_llm(tmp_path, monkeypatch) as engine:
         yield engine
+
+
+@pytest.fixture
+def probe() -> Probe:
+    """An application that tells what becomes of its requests."""
+    return Probe()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """Makes certificates for this test."""
+    return Authority(tmp_path)
 
 
 @pytest.fixture

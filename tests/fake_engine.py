@@ -10,10 +10,9 @@ import attrs
 import trio
 
 import trioserve.async_llm
-from byte_tokenizer import EOS, VOCAB_SIZE, save_byte_tokenizer
+from byte_tokenizer import byte_model, save_byte_tokenizer
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
-from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.core.stats import CoreStats
 from trioserve.core.step_result import StepResult
 from trioserve.errors import EngineDeadError, TrioserveError
@@ -186,17 +185,7 @@ async def open_fake_llm(
     `open_core`: where its cores come from, if not from here."""
     save_byte_tokenizer(directory)
     client = FakeEngineClient()
-    model = ResolvedModel(
-        directory=str(directory),
-        tokenizer_directory=str(directory),
-        architecture="LlamaForCausalLM",
-        dtype="float32",
-        vocab_size=VOCAB_SIZE,
-        context_length=128,
-        max_model_len=128,
-        eos_token_ids=(EOS,),
-        generation=GenerationDefaults(),
-    )
+    model = byte_model(str(directory), context_length=128)
 
     @asynccontextmanager
     async def open_client(*_: object) -> AsyncIterator[FakeEngineClient]:

@@ -10,13 +10,10 @@ import attrs
 import trio
 
 import trioserve.async_llm
-from byte_tokenizer import EOS as BYTE_EOS
-from byte_tokenizer import save_byte_tokenizer
-from hash_model import VOCAB_SIZE
+from byte_tokenizer import byte_model, save_byte_tokenizer
 from helpers_core import PagedRunner
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
-from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.link import core_server
 from trioserve.worker.kv_layout import KVCacheLayout
 
@@ -107,17 +104,7 @@ async def open_hash_llm(
 ) -> AsyncIterator[HashEngine]:
     save_byte_tokenizer(directory)
     runner = SteppedRunner(num_blocks)
-    model = ResolvedModel(
-        directory=str(directory),
-        tokenizer_directory=str(directory),
-        architecture="HashForCausalLM",
-        dtype="float32",
-        vocab_size=VOCAB_SIZE,
-        context_length=MAX_MODEL_LEN,
-        max_model_len=MAX_MODEL_LEN,
-        eos_token_ids=(BYTE_EOS,),
-        generation=GenerationDefaults(),
-    )
+    model = byte_model(str(directory), context_length=MAX_MODEL_LEN, architecture="HashForCausalLM")
 
     @asynccontextmanager
     async def open_compiler(*_: object) -> AsyncIterator[_NoGrammars]:

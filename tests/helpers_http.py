@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import quart
 import trio
+from hypercorn.config import Config
+from hypercorn.trio import serve as serve_stock
 
 from trioserve.server.http import HttpLimits, serve_http
 from trioserve.server.request_scope import App, request_stack
@@ -201,6 +203,24 @@ async def serving(
                 nursery.cancel_scope.cancel()
 
 
+@asynccontextmanager
+async def stock_hypercorn(app: ASGIFramework) -> AsyncIterator[tuple[str, int]]:
+    """What `hypercorn -k trio` runs."""
+    config = Config()
+    config.bind = ["127.0.0.1:0"]
+    config.errorlog = None
+    config.graceful_timeout = 1.0
+    shutdown = trio.Event()
+
+    with trio.fail_after(DEADLINE):
+        async with trio.open_nursery() as nursery:
+            serve = partial(serve_stock, app, config, shutdown_trigger=shutdown.wait)
+            (url,) = await nursery.start(serve)
+            host, port = url.removeprefix("http://").split(":")
+            yield host, int(port)
+            shutdown.set()
+
+
 class Gate:
     """A stream whose frames the test hands out: `b"data: 0\\n\\n"`, `b"data: 1\\n\\n"`, ..."""
 
@@ -302,4 +322,5 @@ __all__ = [
     "post",
     "serving",
     "start_stream",
+    "stock_hypercorn",
 ]

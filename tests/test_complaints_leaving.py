@@ -123,10 +123,11 @@ async def test_complaint_04_all_children_are_freed_and_no_map_keeps_an_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_fake_llm(tmp_path, monkeypatch) as fake, serving(create_app(fake.llm)) as server:
+        before = channels_in_memory()  # of tests that failed, for one, whose tracebacks are kept
         client = await ask(server, {"prompt": "Hi", "n": 4, "stream": True})
         await until(lambda: len(fake.client.added) >= 4)
         done, *others = fake.client.added
-        assert channels_in_memory() == 1
+        assert channels_in_memory() == before + 1
         fake.client.emit(done, "a", FinishReason.STOP)
         fake.client.emit(others[0], "b")
         await client.read_head()
@@ -136,7 +137,7 @@ async def test_complaint_04_all_children_are_freed_and_no_map_keeps_an_entry(
         fake.client.emit(others[1], "c")  # computed before the abort arrived
         fake.client.emit_freed(*fake.client.aborted)
         await wait_all_tasks_blocked(0.01)
-        assert channels_in_memory() == 0
+        assert channels_in_memory() == before
         tables = {name: value for name, value in vars(fake.llm._outputs).items() if isinstance(value, dict)}
         assert tables
         assert not any(tables.values()), tables

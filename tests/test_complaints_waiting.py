@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-from hypercorn.config import Config
-from hypercorn.trio import serve as serve_stock
 
 from fake_engine import open_fake_llm
 from helpers_complaints import (
@@ -28,7 +25,7 @@ from helpers_complaints import (
     until,
     wait_until_running,
 )
-from helpers_http import DEADLINE, serving
+from helpers_http import serving, stock_hypercorn
 from served import ServedModel, served, wait_for
 from trioserve.server.app import create_app
 from trioserve.server_args import ServerArgs
@@ -123,21 +120,6 @@ class Middleware:
             await send(message)
 
         await self._app(scope, receive_again, send_on)
-
-
-@asynccontextmanager
-async def stock_hypercorn(app: Any) -> AsyncIterator[tuple[str, int]]:
-    config = Config()
-    config.bind = ["127.0.0.1:0"]
-    config.errorlog = None
-    config.graceful_timeout = 1.0
-    shutdown = trio.Event()
-    with trio.fail_after(DEADLINE):
-        async with trio.open_nursery() as nursery:
-            (url,) = await nursery.start(partial(serve_stock, app, config, shutdown_trigger=shutdown.wait))
-            host, port = url.removeprefix("http://").split(":")
-            yield host, int(port)
-            shutdown.set()
 
 
 @asynccontextmanager

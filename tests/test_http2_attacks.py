@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import h2.errors
 import h2.events
@@ -25,20 +24,7 @@ from helpers_http2 import (
 from helpers_tls import Authority, Http2Client
 from trioserve.server import h2_budget, h2_outbox
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 Codes = h2.errors.ErrorCodes
-
-
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 def requests_and_resets(count: int) -> bytes:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import attrs
 import h2.errors
 import h2.events
@@ -21,20 +19,7 @@ from helpers_http2 import (
 from helpers_tls import Authority, Http2Client
 from trioserve.server.sse import sse_response
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 Codes = h2.errors.ErrorCodes
-
-
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 async def test_a_stream_of_events_arrives_as_it_is_sent(probe: Probe, authority: Authority) -> None:

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 LEAVING = {"close": Client.close, "half_close": Client.half_close, "reset": Client.reset}
 
 
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
 async def begin(server: Server, probe: Probe, moment: str) -> Client:
     """A request, brought to the moment at which its client will leave."""
     client = await server.connect(receive_buffer=4096)

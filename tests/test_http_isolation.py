@@ -73,11 +73,6 @@ CRASH_INPUTS = {
 }
 
 
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
 async def open_neighbour(server: Server, probe: Probe) -> Client:
     client = await server.connect()
     await client.send(get("/stream/gate"))

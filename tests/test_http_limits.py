@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
 async def hold(server: Server) -> Client:
     """A connection that is there, and has been seen."""
     client = await server.connect()

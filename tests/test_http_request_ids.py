@@ -7,12 +7,6 @@ import trio
 
 from helpers_http import Probe, get, serving
 
-
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
 TOO_LARGE = "content-length: 99999999"
 
 

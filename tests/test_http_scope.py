@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import trio
 import trio.testing
-from hypercorn.config import Config
-from hypercorn.trio import serve as serve_stock
 
-from helpers_http import DEADLINE, Client, Gate, Probe, get, serving, start_stream
+from helpers_http import Client, Gate, Probe, get, serving, start_stream, stock_hypercorn
 from trioserve.server.errors import install_error_handler
 from trioserve.server.request_scope import App, request_stack
 from trioserve.server.sse import sse_response
@@ -21,29 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     import quart
-
-
-@asynccontextmanager
-async def stock_hypercorn(app: App) -> AsyncIterator[tuple[str, int]]:
-    """What `hypercorn -k trio` runs."""
-    config = Config()
-    config.bind = ["127.0.0.1:0"]
-    config.errorlog = None
-    config.graceful_timeout = 1.0
-    shutdown = trio.Event()
-
-    with trio.fail_after(DEADLINE):
-        async with trio.open_nursery() as nursery:
-            serve = partial(serve_stock, app, config, shutdown_trigger=shutdown.wait)
-            (url,) = await nursery.start(serve)
-            host, port = url.removeprefix("http://").split(":")
-            yield host, int(port)
-            shutdown.set()
-
-
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
 
 
 class Recorder:

@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     import quart
 
 
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
 async def test_a_connection_is_used_again(probe: Probe) -> None:
     async with serving(probe.app) as server:
         client = await server.connect()

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
 async def wait_returned(server: Server) -> None:
     with trio.fail_after(DEADLINE):
         await server.returned.wait()

@@ -7,6 +7,7 @@ import os
 import ssl
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import quart
@@ -14,22 +15,14 @@ import trio
 import trio.testing
 
 from helpers_http import DEADLINE, Client, Probe, Server, get, post, serving
-from helpers_tls import Authority
 from trioserve import InvalidConfigError, ServerArgs
 from trioserve.server.sse import sse_response
 from trioserve.server.tls import Certificates
 
+if TYPE_CHECKING:
+    from helpers_tls import Authority
+
 LEAVING = {"close": Client.close, "half_close": Client.half_close, "reset": Client.reset}
-
-
-@pytest.fixture
-def probe() -> Probe:
-    return Probe()
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path)
 
 
 async def test_requests_and_their_scheme(probe: Probe, authority: Authority) -> None:

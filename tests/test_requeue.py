@@ -11,10 +11,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from byte_tokenizer import EOS, VOCAB_SIZE, save_byte_tokenizer
+from byte_tokenizer import EOS, byte_model, save_byte_tokenizer
 from fake_engine import STATS
 from trioserve import BeamSearchParams, EngineArgs, RequestOutputKind, SamplingParams
-from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.core.step_result import StepResult
 from trioserve.errors import EngineDeadError, EngineRestartingError, InvalidRequestError, OverloadedError
 from trioserve.frontend.admission import Admission
@@ -116,17 +115,7 @@ class Engine:
 @pytest.fixture
 def make_engine(tmp_path: Path) -> Callable[..., Engine]:
     save_byte_tokenizer(tmp_path)
-    model = ResolvedModel(
-        directory=str(tmp_path),
-        tokenizer_directory=str(tmp_path),
-        architecture="LlamaForCausalLM",
-        dtype="float32",
-        vocab_size=VOCAB_SIZE,
-        context_length=64,
-        max_model_len=64,
-        eos_token_ids=(EOS,),
-        generation=GenerationDefaults(),
-    )
+    model = byte_model(str(tmp_path), context_length=64)
 
     def make(**args: Any) -> Engine:
         given = {"model": "m", "engine_restart": "on-failure", "requeue_on_restart": True, **args}
