@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -38,12 +39,16 @@ FLAGS = (
 )  # fmt: skip
 """Small limits, so that they are met."""
 
+READY = b"GET /health/ready HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n"
+
 MAX_CLIENTS = 200
 """At a time; an arrival that would be one more is left out."""
 
-AFTERMATH = 20.0
-"""Seconds after an injected death in which requests may fail with it: the stopped core is found after its
-time limit, and the next one needs some seconds to load."""
+RECOVERY = 120.0
+"""Seconds after an injected death by which the next engine must be ready. Until then requests may fail."""
+
+AFTERMATH = 2.0
+"""Seconds more, for what had begun by then."""
 
 DEATHS = {"engine_dead", "engine_restarting", "overloaded"}
 
@@ -69,6 +74,8 @@ class Soak:
     num_left_out: int = 0
     num_open: int = 0
     deaths: list[str] = attrs.field(factory=list)
+    recoveries: list[float] = attrs.field(factory=list)
+    """Seconds from each death until the next engine was ready."""
     _death_until: float = -1.0
 
     async def run(self) -> None:
@@ -110,15 +117,36 @@ class Soak:
 
     async def _kill(self) -> None:
         """At even distances; every third time the core is not killed but stopped."""
-        for number in range(self.num_kills):
-            await trio.sleep(self.seconds * 0.8 / self.num_kills)
-            engines = children_of(self.process.pid)
-            if not engines:
-                continue
-            how = signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL
+        async with trio.open_nursery() as nursery:
+            for number in range(self.num_kills):
+                await trio.sleep(self.seconds * 0.8 / self.num_kills)
+                engines = children_of(self.process.pid)
+                if engines and self._death_until < trio.current_time():
+                    how = signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL
+                    self._death_until = math.inf
+                    os.kill(engines[0], how)
+                    self.deaths.append(how.name)
+                    nursery.start_soon(self._await_recovery, engines[0])
+
+    async def _await_recovery(self, dead: int) -> None:
+        started = trio.current_time()
+        with trio.move_on_after(RECOVERY):
+            while not await self._has_recovered(dead):  # noqa: ASYNC110 - the server is another process
+                await trio.sleep(0.2)
+            self.recoveries.append(trio.current_time() - started)
             self._death_until = trio.current_time() + AFTERMATH
-            os.kill(engines[0], how)
-            self.deaths.append(how.name)
+            return
+        self._death_until = trio.current_time()
+        self.problems.append(f"{RECOVERY:g} s after its death the engine is not ready again")
+
+    async def _has_recovered(self, dead: int) -> bool:
+        if dead in children_of(self.process.pid):
+            return False
+        async with await self.target.connect() as connection:
+            await connection.send_raw(
+                b"GET /health/ready HTTP/1.1\r\nhost: soak\r\nconnection: close\r\n\r\n"
+            )
+            return (await connection.read_raw()).startswith(b"HTTP/1.1 200")
 
     async def _measure(self) -> None:
         for tenth in range(1, 10):
@@ -206,11 +234,11 @@ def summary(soak: Soak, metrics: dict[str, float]) -> str:
     ]
     freed = metrics.get("abort_to_free_seconds_count", 0)
     mean = metrics.get("abort_to_free_seconds_sum", 0) / freed * 1e3 if freed else 0.0
-    lines += [
-        "",
-        f"Engine deaths: {', '.join(soak.deaths) or 'none'}. {freed:.0f} aborts in this engine's life,",
-    ]
-    lines.append(f"freed after {mean:.0f} ms on average. {soak.num_left_out} arrivals left out.")
+    deaths = ", ".join(soak.deaths) or "none"
+    recoveries = ", ".join(f"{seconds:.0f}" for seconds in soak.recoveries) or "-"
+    lines += ["", f"Engine deaths: {deaths}; ready again after {recoveries} s."]
+    lines.append(f"{freed:.0f} aborts in the last engine's life, freed after {mean:.0f} ms on average.")
+    lines.append(f"{soak.num_left_out} arrivals left out.")
     return "\n".join(lines)
 
 

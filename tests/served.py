@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MODEL = "smollm2-135m"
 _START_TIMEOUT = 120
-_READY = re.compile(r"serving \S+ on (?:http://127\.0\.0\.1:(\d+)|unix:(\S+))")
+_READY = re.compile(r"serving \S+ on (?:http://[0-9.]+:(\d+)|unix:(\S+))")
 
 
 @attrs.define(eq=False)

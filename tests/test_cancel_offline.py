@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -14,12 +14,13 @@ import trio
 
 from cancel_everywhere import RESUMING, WAITING, Coverage, Moment
 from cancel_report import tell
-from cancel_worlds import BEAMS, ScriptedWorld, sampling
+from cancel_worlds import BEAMS, CoreWorld, ScriptedWorld, open_hash_llm, sampling
 from trioserve.llm import LLM
 from trioserve.llm_engine import LLMEngine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from trioserve.async_llm import AsyncLLM
@@ -61,8 +62,8 @@ def _is_call(task: trio.lowlevel.Task | None) -> bool:
 class Offline:
     llm: LLM
     interrupt: InterruptAt
-    worlds: list[ScriptedWorld]
-    """One."""
+    worlds: list[Any]
+    """One: a `ScriptedWorld` or a `CoreWorld`."""
 
     def find_leaks(self) -> dict[str, object]:
         world = self.worlds[0]
@@ -72,22 +73,41 @@ class Offline:
             "running": engine._portal.call(world.num_running),
             "unfinished": engine.get_num_unfinished_requests(),
         }
+        if isinstance(world, CoreWorld):
+            engine._portal.call(world.rest)
         return {**{what: n for what, n in levels.items() if n}, **engine._portal.call(world.find_leaks)}
 
 
-@pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offline]:
-    interrupt, worlds = InterruptAt(), list[ScriptedWorld]()
+@contextmanager
+def open_offline(open_world: Callable[[], AbstractAsyncContextManager[Any]]) -> Iterator[Offline]:
+    interrupt, worlds = InterruptAt(), list[Any]()
 
     @asynccontextmanager
     async def open_llm() -> AsyncIterator[AsyncLLM]:
-        async with ScriptedWorld.open(tmp_path, monkeypatch) as world:
+        async with open_world() as world:
             worlds.append(world)
             trio.lowlevel.add_instrument(interrupt)
             yield world.llm
 
     with LLM.from_engine(LLMEngine(cast("AsyncLLM", open_llm()))) as llm:
         yield Offline(llm, interrupt, worlds)
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offline]:
+    with open_offline(lambda: ScriptedWorld.open(tmp_path, monkeypatch)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def over_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offline]:
+    @asynccontextmanager
+    async def open_world() -> AsyncIterator[CoreWorld]:
+        async with open_hash_llm(tmp_path, monkeypatch) as llm:
+            yield CoreWorld(llm, is_process=False)
+
+    with open_offline(open_world) as opened:
+        yield opened
 
 
 def generate(llm: LLM) -> object:
@@ -112,14 +132,7 @@ def sleep_and_wake(llm: LLM) -> object:
 KINDS: list[Callable[[LLM], object]] = [generate, enqueue_and_wait, beam_search, sleep_and_wake]
 
 
-@pytest.mark.parametrize("moment", [WAITING, RESUMING], ids=lambda moment: moment.name)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_ctrl_c_at_every_checkpoint(
-    kind: Callable[[LLM], object],
-    moment: Moment,
-    offline: Offline,
-    record_property: Callable[[str, object], None],
-) -> None:
+def interrupt_everywhere(kind: Callable[[LLM], object], moment: Moment, offline: Offline) -> Coverage:
     expected = kind(offline.llm)
     coverage = Coverage(f"offline: {kind.__name__}", moment.name)
     offline.interrupt.moment = moment
@@ -135,7 +148,30 @@ def test_ctrl_c_at_every_checkpoint(
         if not was_struck:
             break
     assert coverage.num_checkpoints == number - 1 > 0
-    tell(record_property, "script", [coverage])
+    return coverage
+
+
+@pytest.mark.parametrize("moment", [WAITING, RESUMING], ids=lambda moment: moment.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_ctrl_c_at_every_checkpoint(
+    kind: Callable[[LLM], object],
+    moment: Moment,
+    offline: Offline,
+    record_property: Callable[[str, object], None],
+) -> None:
+    tell(record_property, "script", [interrupt_everywhere(kind, moment, offline)])
+
+
+@pytest.mark.parametrize("moment", [WAITING, RESUMING], ids=lambda moment: moment.name)
+@pytest.mark.parametrize("kind", [generate, enqueue_and_wait, sleep_and_wake], ids=lambda kind: kind.__name__)
+def test_ctrl_c_at_every_checkpoint_over_a_core(
+    kind: Callable[[LLM], object],
+    moment: Moment,
+    over_a_core: Offline,
+    record_property: Callable[[str, object], None],
+) -> None:
+    tell(record_property, "core, in process", [interrupt_everywhere(kind, moment, over_a_core)])
+    assert over_a_core.llm.reset_prefix_cache(), "a block is held"
 
 
 @pytest.mark.parametrize("event", ["the first is added", "the last is added", "a step", "the last step"])

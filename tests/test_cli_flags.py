@@ -108,6 +108,14 @@ def test_server_flags() -> None:
     assert server_args == ServerArgs(host="::1", port=0, api_key=("a", "b"), max_body_size=2**20)
 
 
+def test_defaults_of_several_values_are_shown_as_they_are_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "[/health /health/live /health/ready /ping]" in text
+    assert "[GET POST OPTIONS]" in text
+
+
 def test_every_field_has_a_flag_with_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exited:
         parse(["--help"])

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import pytest
 import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
 from trioserve import AsyncLLM, EngineArgs
+from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
     from served import ServedModel
@@ -113,3 +115,28 @@ def test_every_file_the_architecture_names_exists() -> None:
         re.findall(r"`?((?:tests|server|link|core|worker|model_sources|cli)/[a-z_0-9]+\.py)", text)
     ):
         assert any((base / name).exists() for base in (ROOT, ROOT / "trioserve")), name
+
+
+def test_every_test_the_documents_name_exists() -> None:
+    for document in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for name in set(re.findall(r"`((?:test|cancel)_[a-z_0-9*]*\.py)`", document.read_text())):
+            assert [*(ROOT / "tests").glob(name)], f"{document.name} names {name}"
+
+
+def test_the_limits_the_documents_state_are_the_defaults() -> None:
+    defaults = {**attrs.asdict(EngineArgs()), **attrs.asdict(ServerArgs())}
+    text = (ROOT / "docs" / "reliability.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| `--([a-z-]+)`[^|]* \| ([^|]+) \|$", text, re.MULTILINE)
+    stated = {flag: default for flag, default in rows if defaults[flag.replace("-", "_")] is not None}
+    assert stated == {flag: _shown(defaults[flag.replace("-", "_")]) for flag in stated}
+    assert len(stated) >= 10
+
+
+def _shown(default: float) -> str:
+    """Times are floats, and sizes integers."""
+    if isinstance(default, float):
+        return f"{default:g} s"
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if default % size == 0:
+            return f"{default // size} {unit}"
+    return str(default)

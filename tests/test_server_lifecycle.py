@@ -37,6 +37,11 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_clients(tmp_path: P
         assert "Traceback" not in server.log
 
 
+def test_an_open_server_says_so(tmp_path: Path) -> None:
+    with served(tmp_path, ["--host", "0.0.0.0", "--shutdown-timeout", "0"]) as server:
+        wait_for(lambda: "no --api-key" in server.log)
+
+
 def test_the_drain_ends_after_its_time(tmp_path: Path) -> None:
     with served(tmp_path, ["--shutdown-timeout", "0.2"]) as server:
         stream = StreamInThread(server.url)

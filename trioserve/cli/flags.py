@@ -209,6 +209,8 @@ def _with_default(help_text: str, default: Any) -> str:
         return help_text
     if isinstance(default, bool):
         default = "on" if default else "off"
+    elif isinstance(default, tuple):
+        default = " ".join(default)  # as they are given
     return f"{help_text} [{default}]".strip()
 
 

@@ -43,6 +43,8 @@ __all__ = ["serve"]
 
 log = logging.getLogger("trioserve.serve")
 
+_LOCAL_HOSTS = {"localhost", "127.0.0.1", "::1"}
+
 _DEATH_NOTICE = 1.0
 """Seconds in which a server without engine still answers, with errors and a failing /health."""
 
@@ -101,6 +103,7 @@ class _Server:
             log.info(
                 "serving %s on %s (ready in %.1f s)", name, describe(listener, self.server_args), seconds
             )
+            self._warn_if_open()
             _spare_garbage_collection()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_engine, llm)
@@ -115,6 +118,12 @@ class _Server:
                     access_log=self.engine_args.log.access,
                 )
                 end_nursery(nursery)
+
+    def _warn_if_open(self) -> None:
+        args = self.server_args
+        is_local = args.uds is not None or args.fd is not None or args.host in _LOCAL_HOSTS
+        if not args.api_key and not is_local:
+            log.warning("no --api-key: whoever can reach %s may use all of it", args.host)
 
     def _limits(self) -> HttpLimits:
         """Requests are ended by the application, which can tell their clients; the loop ends what is left."""
