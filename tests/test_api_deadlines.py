@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,13 @@ def check_freed(fake: FakeEngine, num_ended: int = 0) -> None:
     expected = [add.request_id for add in fake.client.added[num_ended:]]
     assert sorted(fake.client.aborted) == expected
     assert fake.llm.num_open_requests == 0
+
+
+def num_expired(fake: FakeEngine) -> float:
+    (line,) = re.findall(
+        r"^trioserve:requests_expired_total{.*} (.*)$", fake.llm.metrics.render().decode(), re.MULTILINE
+    )
+    return float(line)
 
 
 def check_error_event(exchange: Exchange, code: str) -> list[Any]:
@@ -158,6 +166,7 @@ async def test_a_whole_reply_is_a_504_and_the_engine_is_free(
     assert reply.headers["x-request-id"]
     assert {add.time_left for add in fake.client.added} == {5.0}
     check_freed(fake)
+    assert num_expired(fake) == 1
 
 
 @KINDS
@@ -187,6 +196,7 @@ async def test_a_stream_ends_in_an_error_event(
     assert "".join(event["choices"][0]["text"] for event in events) == "ab"
     assert all(event["usage"] is None for event in events), "an answer in parts has no total"
     check_freed(fake, num_ended=len(fake.client.added) > 1)
+    assert num_expired(fake) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

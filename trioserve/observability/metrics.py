@@ -124,6 +124,7 @@ class _Counters:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: list[int] = attrs.Factory(list)
+    expired: int = 0
     finished: list[int] = attrs.Factory(lambda: [0] * (max(FinishReason) + 1))
     """By `FinishReason`."""
     deaths: int = 0
@@ -257,6 +258,10 @@ class EngineMetrics(Collector):
         refused = self._counters.refused
         refused[reason] = refused.get(reason, 0) + 1
 
+    def record_expiry(self) -> None:
+        """A request ran out of time: its deadline has passed, or the server's shutdown has ended it."""
+        self._counters.expired += 1
+
     def record_abort_to_free(self, seconds: float) -> None:
         """The engine core has freed a sequence, so long after its abort was sent."""
         self._abort_to_free.observe(seconds)
@@ -329,6 +334,7 @@ class EngineMetrics(Collector):
             ("kv_cache_blocks_stored", "Blocks that the prefix cache learned.", counters.blocks_stored),
             ("kv_cache_blocks_evicted", "Blocks that it gave up for others.", counters.blocks_evicted),
             ("kv_cache_resets", "Times that it forgot everything.", counters.cache_resets),
+            ("requests_expired", "Requests that ran out of time.", counters.expired),
             ("spec_decode_num_drafts", "Times that a sequence had drafts.", counters.drafts),
             ("spec_decode_num_draft_tokens", "Tokens guessed.", counters.draft_tokens),
             ("spec_decode_num_accepted_tokens", "Guesses that were right.", counters.accepted_tokens),

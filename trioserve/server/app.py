@@ -52,6 +52,7 @@ def create_app(
     app.config["MAX_JSON_DEPTH"] = args.max_json_depth
     app.config["BODY_TIMEOUT"] = args.body_timeout
     app.time_limits = TimeLimits.of(args)
+    app.count_expired = llm.metrics.record_expiry
     install_error_handler(app)
     identify_requests(app)
     allow_origins(app, args)

@@ -23,7 +23,7 @@ from trioserve.server.keep_alive import KeepAliveSender
 from trioserve.server.sse import StreamingBody
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from quart.wrappers.base import BaseRequestWebsocket
     from werkzeug.exceptions import HTTPException
     from werkzeug.routing import MapAdapter
+
+    from trioserve.errors import TrioserveError
 
 __all__ = [
     "GRACE",
@@ -153,7 +155,7 @@ class _ScopedConnection(TrioASGIHTTPConnection):
             return True
         await request.stack.aclose()  # the work ends now, also if its client cannot be told
         with trio.move_on_after(GRACE):
-            await self._sender.send_last(body.last_frames(request.deadline.error()))
+            await self._sender.send_last(body.last_frames(self.app.expire(request.deadline)))
             return True
         return False
 
@@ -188,6 +190,8 @@ class App(QuartTrio):
         # A doubled slash is another path, and no redirect, whose target would be up to the Host header.
         self.url_map.merge_slashes = False
         self.time_limits = TimeLimits()
+        self.count_expired: Callable[[], None] = lambda: None
+        """Called for each request that ran out of time."""
         self._ends_at = math.inf
         self._deadlines: set[RequestDeadline] = set()  # of the requests that are open
 
@@ -207,6 +211,11 @@ class App(QuartTrio):
         self._ends_at = min(self._ends_at, at)
         for deadline in self._deadlines:
             deadline.end_by(self._ends_at, shutting_down)
+
+    def expire(self, deadline: RequestDeadline) -> TrioserveError:
+        """A request has run out of time: count it. Returns what its client is told."""
+        self.count_expired()
+        return deadline.error()
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
         """Routes go by method and path alone: Host and query may be anything, and are not looked at."""
@@ -228,7 +237,7 @@ class App(QuartTrio):
         deadline.limit(read_timeout_header(quart.request.headers.getlist(TIMEOUT_HEADER)))
         with deadline.open_scope():
             return await super().dispatch_request(request_context)
-        raise deadline.error()
+        raise self.expire(deadline)
 
     async def handle_user_exception(
         self, error: Exception | BaseExceptionGroup[BaseException]
