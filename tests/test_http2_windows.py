@@ -17,6 +17,8 @@ from helpers_http2 import (
     small_buffers,
 )
 from helpers_tls import Authority, Http2Client
+from trioserve.server.errors import deadline_exceeded
+from trioserve.server.request_scope import request_deadline
 from trioserve.server.sse import sse_response
 
 Codes = h2.errors.ErrorCodes
@@ -170,3 +172,26 @@ async def test_a_client_that_reads_nothing_is_dropped(probe: Probe, authority: A
         client.h2.increment_flow_control_window(2**30)
         await client.begin("/stream/flood")
         await probe.wait_left()
+
+
+async def test_out_of_time_in_the_middle_of_an_event_resets_the_stream(
+    probe: Probe, authority: Authority
+) -> None:
+    """An error event behind a part of another event would be read as one with it."""
+    deadlines = []
+
+    @probe.app.get("/counted")
+    async def counted() -> quart.Response:
+        deadlines.append(request_deadline())
+        return sse_response(Counted())
+
+    async with serving_http2(probe, authority) as server:
+        client = await Http2Client.connect(server, authority, window=15_000)
+        client.acknowledges = False
+        blocked = await client.begin("/counted")
+        data = b""
+        while len(data) < 15_000:
+            data += (await client.wait_for(h2.events.DataReceived, blocked)).data
+        deadlines[0].end_by(trio.current_time(), deadline_exceeded)
+        assert (await client.wait_for(h2.events.StreamReset, blocked)).error_code == Codes.CANCEL
+        assert (await client.ask("/hello")).body == b"hello"

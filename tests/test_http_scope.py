@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from helpers_http import Client, Gate, Probe, get, serving, start_stream, stock_hypercorn
-from trioserve.server.errors import install_error_handler
-from trioserve.server.request_scope import App, request_stack
+from trioserve.server.errors import deadline_exceeded, install_error_handler
+from trioserve.server.request_scope import App, request_deadline, request_stack
 from trioserve.server.sse import sse_response
 
 if TYPE_CHECKING:
@@ -201,3 +201,28 @@ async def test_stock_hypercorn_serves_it(probe: Probe, recorder: Recorder) -> No
         await probe.entered.wait()
         leaver.close()
         await probe.wait_left()
+
+
+class InTime:
+    """Its only frame comes in the same moment as the end of the request's time."""
+
+    def __init__(self) -> None:
+        self._deadline = request_deadline()
+
+    async def next_frame(self) -> bytes:
+        self._deadline.end_by(trio.current_time(), deadline_exceeded)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return b"data: x\n\n"
+
+
+async def test_out_of_time_as_the_first_frame_is_written(probe: Probe) -> None:
+    @probe.app.get("/in-time")
+    async def in_time() -> quart.Response:
+        return sse_response(InTime())
+
+    async with serving(probe.app) as server:
+        reply = await server.ask(get("/in-time"))
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert b"deadline_exceeded" in reply.body
+    assert reply.body.endswith(b"data: [DONE]\n\n")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import h11
+import trio
 from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClosed
 
 from trioserve.server.http_context import error_body
@@ -300,6 +301,7 @@ class Http1Protocol:
         return self._h11.send(h11.Response(status_code=response.status_code, headers=headers))
 
     async def _send_body(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()  # before anything counts as sent
         # h11's state does not change with a chunk, so the most frequent event need not go through it.
         if self._chunked and self._h11.our_state is h11.SEND_BODY:
             framed = b"%x\r\n%b\r\n" % (len(data), data)

@@ -152,10 +152,7 @@ class Http2Protocol:
             return
         match event:
             case Body():
-                if not await self._sender.send_body(stream, event.data):
-                    self._sender.reset(stream.stream_id, ErrorCodes.CANCEL)
-                    self._forget(stream)
-                    await trio.lowlevel.checkpoint()  # where the application is cancelled
+                await self._send_body(stream, event.data)
             case Response():
                 date = self._context.config.response_headers("h2")
                 stream.head = response_head(event.status_code, [*event.headers, *date])
@@ -163,6 +160,21 @@ class Http2Protocol:
                 self._sender.send_end(stream)
             case StreamClosed():
                 self._end_stream(stream)
+
+    async def _send_body(self, stream: Http2Stream, data: bytes) -> None:
+        passed = False
+        try:
+            passed = await self._sender.send_body(stream, data)
+        finally:
+            if stream.is_cut:  # nothing can follow a part of a part
+                self._reset(stream)
+        if not passed:
+            self._reset(stream)
+            await trio.lowlevel.checkpoint()  # where the application is cancelled
+
+    def _reset(self, stream: Http2Stream) -> None:
+        self._sender.reset(stream.stream_id, ErrorCodes.CANCEL)
+        self._forget(stream)
 
     # What comes in
 

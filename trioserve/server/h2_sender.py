@@ -54,6 +54,7 @@ class Http2Sender:
             if size:
                 self.h2.send_data(stream.stream_id, bytes(rest[:size]))
                 rest, deadline = rest[size:], None
+                stream.is_cut = bool(rest)
                 await self._after_frame(useful=not rest or size >= SMALL_DATA)
                 continue
             # The deadline holds until there is progress, however often this wakes up.

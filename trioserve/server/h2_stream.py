@@ -45,6 +45,7 @@ class Http2Stream(RequestStream):
         self.num_untaken = 0  # bytes of the body that wait for the application
         self.head: list[tuple[bytes, bytes]] | None = None  # of a response whose body has not begun
         self.has_answered = False  # a head went out
+        self.is_cut = False  # a part of what is being sent is on its way, and the rest is not
         self.is_complete = False  # the end of the response went out
         self.window = trio.lowlevel.ParkingLot()  # where it waits until its client lets it send
 
