@@ -173,8 +173,9 @@ class Http2Protocol:
             await trio.lowlevel.checkpoint()  # where the application is cancelled
 
     def _reset(self, stream: Http2Stream) -> None:
-        self._sender.reset(stream.stream_id, ErrorCodes.CANCEL)
-        self._forget(stream)
+        if stream.stream_id in self._streams:  # else it is over, and perhaps the connection with it
+            self._sender.reset(stream.stream_id, ErrorCodes.CANCEL)
+            self._forget(stream)
 
     # What comes in
 
