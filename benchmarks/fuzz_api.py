@@ -1,7 +1,7 @@
 """schemathesis against a running server: by its own description, or by OpenAI's.
 
-python benchmarks/fuzz_api.py http://127.0.0.1:8000 --examples 1000
-python benchmarks/fuzz_api.py http://127.0.0.1:8000 --examples 1000 --openai openai-openapi.yaml
+python benchmarks/fuzz_api.py http://127.0.0.1:8000 --examples 50 --phases coverage,fuzzing
+python benchmarks/fuzz_api.py http://127.0.0.1:8000 --examples 50 --openai openai-openapi.yaml
 
 Exits with 1 if an answer is a 5xx or not what the description says, each event of a stream included. Only 504
 may be: it is the answer to a request whose own `timeout` is too short. The number of examples is per
