@@ -175,11 +175,11 @@ def no_memory_bombs() -> Iterator[None]:
 
 
 def refusal(source: str, **options: Any) -> InvalidRequestError:
-    """Rendering must fail, in bounded time."""
-    started = time.monotonic()
+    """Rendering must fail, in bounded processor time."""
+    started = time.thread_time()
     with pytest.raises(InvalidRequestError) as caught:
         ChatTemplate.foreign(source, byte_tokenizer()).render(MESSAGES, **options)
-    assert time.monotonic() - started < MAX_RENDER_SECONDS + SLACK
+    assert time.thread_time() - started < MAX_RENDER_SECONDS + SLACK
     assert caught.value.parameter == "chat_template"
     return caught.value
 
