@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-__all__ = ["EXPECTED", "KINDS", "Target", "UnexpectedError", "run_client", "well_behaved"]
+__all__ = ["EXPECTED", "KINDS", "Target", "UnexpectedError", "first", "run_client"]
 
 _PATIENCE = 120.0
 """Seconds after which a client that still waits counts as lost."""
@@ -171,6 +171,15 @@ async def well_behaved(target: Target, random_: random.Random) -> str:
     return _verdict(connection.status, answer)
 
 
+async def first(target: Target, random_: random.Random) -> str:
+    """Asks for what starts all that is started only when it is needed: the process that tries grammars."""
+    body = {"prompt": "x", "max_tokens": 8, "structured_outputs": {"regex": "yes|no"}}
+    async with await target.connect() as connection:
+        await connection.send("/v1/completions", body)
+        answer = await connection.answer()
+    return _verdict(connection.status, answer)
+
+
 async def leaving(target: Target, random_: random.Random) -> str:
     """Leaves at a random moment, in one of the ways there are."""
     path, body = _request(target, random_, stream=random_.random() < 0.7)
@@ -264,6 +273,7 @@ _ALWAYS = {"overloaded", "rate_limit_exceeded"}
 """Pressure is told at the door, to anybody."""
 
 EXPECTED = {
+    first: {"answered"},
     well_behaved: _ALWAYS | {"answered", "deadline_exceeded"},
     leaving: _ALWAYS | {"answered", "deadline_exceeded", "left"},
     slow: _ALWAYS | {"answered", "deadline_exceeded", "left"},
