@@ -174,7 +174,7 @@ async def until(is_true: Callable[[], object]) -> None:
             await wait_all_tasks_blocked()
 
 
-def channels_in_memory() -> int:
-    """Requests of which anything still knows, in this process."""
+def channels_in_memory(name: str) -> int:
+    """Requests of that name of which anything still knows, in this process."""
     gc.collect()
-    return sum(isinstance(item, OutputChannel) for item in gc.get_objects())
+    return sum(isinstance(item, OutputChannel) and name in item.request_id for item in gc.get_objects())
