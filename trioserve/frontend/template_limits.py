@@ -59,7 +59,8 @@ class RenderingLimits:
         now = time.monotonic()
         self._deadline = now + MAX_RENDER_SECONDS  # put off by the time that went to others
         self._last_thread_time = time.thread_time() + MAX_RENDER_SECONDS
-        self._next_yield = now + _YIELD_EVERY if yields else self._deadline
+        self._yield_every = _YIELD_EVERY if yields else MAX_RENDER_SECONDS
+        self._next_yield = now + self._yield_every
         self._work_left = MAX_WORK
 
     def tick(self) -> None:
@@ -70,7 +71,7 @@ class RenderingLimits:
         if now >= self._deadline:
             self._put_off_deadline(now)
         time.sleep(_YIELD_FOR)
-        self._next_yield = min(now + _YIELD_EVERY, self._deadline)
+        self._next_yield = min(now + self._yield_every, self._deadline)
 
     def _put_off_deadline(self, now: float) -> None:
         left = self._last_thread_time - time.thread_time()
