@@ -301,7 +301,8 @@ class Http1Protocol:
         return self._h11.send(h11.Response(status_code=response.status_code, headers=headers))
 
     async def _send_body(self, data: bytes) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()  # before anything counts as sent
+        if self._head:
+            await trio.lowlevel.checkpoint_if_cancelled()  # from here on the head counts as sent
         # h11's state does not change with a chunk, so the most frequent event need not go through it.
         if self._chunked and self._h11.our_state is h11.SEND_BODY:
             framed = b"%x\r\n%b\r\n" % (len(data), data)
