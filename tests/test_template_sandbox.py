@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import resource
 import time
@@ -161,6 +162,15 @@ ESCAPES = [
     "{% for x in [1] %}{{ loop.__class__ }}{% endfor %}",
 ]
 INTERNALS = re.compile(r"0x[0-9a-f]{4}|/[a-z_]+/|\.py\b|Traceback|<class|<built-in|<function")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> Iterator[None]:
+    """A rendering's time is not spent on collecting what the tests before it have left."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
