@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trioserve.server.tool_calls.scanner import CallScanner
+from trioserve.parsers.forced_calls import CallScanner
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ def scan(pieces: Iterable[str], function: str | None = None) -> tuple[Calls, boo
             assert part.arguments, "a part says something"
             assert part.index == len(found) - 1, "a call goes on only until the next begins"
         found[part.index][1] += part.arguments
-    return [(name, arguments) for name, arguments in found.values()], scanner.is_complete
+    return [(name, arguments) for name, arguments in found.values()], scanner.has_called
 
 
 def split(text: str, places: Sequence[int]) -> list[str]:
@@ -116,9 +116,9 @@ def test_a_named_functions_answer_is_its_arguments(answer: str, calls: Calls) ->
 @EACH
 def test_an_answer_that_was_cut_off(answer: str, calls: Calls) -> None:
     for length in range(len(answer)):
-        found, is_complete = scan([answer[:length]])
-        assert (found, is_complete) == scan(answer[:length])
-        assert not is_complete
+        found, has_called = scan([answer[:length]])
+        assert (found, has_called) == scan(answer[:length])
+        assert not has_called
         for position, ((name, text), (whole_name, whole_text)) in enumerate(zip(found, calls, strict=False)):
             assert name == whole_name
             assert text == whole_text if position < len(found) - 1 else whole_text.startswith(text)

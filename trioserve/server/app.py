@@ -20,6 +20,7 @@ from trioserve.server.openapi_routes import ROUTES
 from trioserve.server.request_limits import RequestLimits
 from trioserve.server.request_scope import App
 from trioserve.server.service import Service, identify_requests
+from trioserve.server.turns import Turns
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
@@ -68,10 +69,8 @@ def create_app(
 def _add_generation(app: App, service: Service, args: ServerArgs) -> None:
     """What costs the engine work: behind the door, every one."""
     door = Door(service.llm, RequestLimits.of(args))
-    chat, completions = (
-        ChatCompletions(service, args.trust_request_chat_template),
-        Completions(service),
-    )
+    turns = Turns(service=service, trusts_templates=args.trust_request_chat_template)
+    chat, completions = ChatCompletions(turns), Completions(service)
     app.post("/v1/chat/completions", endpoint="chat_completions")(door.guard(chat.create))
     app.post("/v1/completions", endpoint="completions")(door.guard(completions.create))
 

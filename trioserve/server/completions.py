@@ -10,7 +10,7 @@ import attrs
 from trioserve.frontend.prompts import TextPrompt
 from trioserve.outputs import FinishReason
 from trioserve.server.errors import naming, public_finish_reason
-from trioserve.server.framing import ChunkFraming
+from trioserve.server.framing import DONE, ChunkFraming, last_frames
 from trioserve.server.generation import Generation, open_outputs
 from trioserve.server.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
 from trioserve.server.protocol.completions import Completion, CompletionChoice
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.outputs import CompletionOutput, RequestOutput, TokenLogprobs
     from trioserve.sampling_params import SamplingParams
+    from trioserve.server.errors import Failure
     from trioserve.server.framing import ReplyHead
     from trioserve.server.generation import Outputs
     from trioserve.server.protocol.completions import CompletionLogprobs, CompletionRequest
@@ -222,7 +223,10 @@ class CompletionChunks:
         return b"".join(frames)
 
     def end(self) -> bytes:
-        return self._framing.usage_frame(self._usage.usage()) if self._wants_usage else b""
+        return (self._framing.usage_frame(self._usage.usage()) if self._wants_usage else b"") + DONE
+
+    def fail(self, failure: Failure) -> bytes:
+        return last_frames(failure.detail)
 
     def _running_usage(self) -> Usage | None:
         return self._usage.usage() if self._wants_continuous_usage else None

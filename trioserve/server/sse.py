@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
-from trioserve.server.errors import describe
-from trioserve.server.framing import last_frames
-
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
@@ -24,6 +21,9 @@ __all__ = ["FrameSource", "StreamingBody", "sse_response"]
 class FrameSource(Protocol):
     async def next_frame(self) -> bytes | None:
         """Wait for the next bytes to send; None at the end. Called by one task, once at a time."""
+
+    def last_frames(self, error: Exception) -> bytes:
+        """What to send after the last whole frame, if `error` ended the stream."""
 
 
 class StreamingBody(ResponseBody):
@@ -57,7 +57,7 @@ class StreamingBody(ResponseBody):
 
     def last_frames(self, error: Exception) -> bytes:
         """What to send after the last whole frame, if `error` ended the stream."""
-        return last_frames(describe(error).detail)
+        return self._source.last_frames(error)
 
 
 def sse_response(source: FrameSource) -> Response:

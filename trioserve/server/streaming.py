@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import trio
 
 from trioserve.server.errors import describe, rename
-from trioserve.server.framing import DONE, KEEP_ALIVE, last_frames
+from trioserve.server.framing import KEEP_ALIVE
 from trioserve.server.request_scope import request_deadline, time_limits
 from trioserve.server.sse import sse_response
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from trioserve.outputs import RequestOutput
     from trioserve.server.deadlines import RequestDeadline
+    from trioserve.server.errors import Failure
     from trioserve.server.generation import Outputs
 
 __all__ = ["ChunkWriter", "EventStream", "start_stream"]
@@ -34,7 +35,11 @@ class ChunkWriter(Protocol):
         """
 
     def end(self) -> bytes:
-        """The frames after the last output, without `[DONE]`."""
+        """The frames after the last output."""
+
+    def fail(self, failure: Failure) -> bytes:
+        """The frames with which a stream ends that did not come to its end. It may have begun in any state,
+        or not at all."""
 
 
 class EventStream:
@@ -89,7 +94,10 @@ class EventStream:
         except Exception as error:
             await self._end()
             rename(error, self._field_names)
-            return last_frames(describe(error).detail)
+            return self._writer.fail(describe(error))
+
+    def last_frames(self, error: Exception) -> bytes:
+        return self._writer.fail(describe(error))
 
     async def _next_frames(self) -> bytes:
         while True:
@@ -99,7 +107,7 @@ class EventStream:
                 self._num_running -= 1
                 if not self._num_running:
                     await self._end()
-                    return frames + self._writer.end() + DONE
+                    return frames + self._writer.end()
             if frames:
                 return frames
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 from trioserve.server.protocol.tools import CalledFunction, FunctionDelta, MessageToolCall, ToolCallDelta
 
 if TYPE_CHECKING:
-    from trioserve.server.tool_calls.scanner import CallPart, CallScanner
+    from collections.abc import Iterable
+
+    from trioserve.parsers.parts import CallPart
 
 __all__ = ["call_delta", "whole_calls"]
 
 
-def whole_calls(scanner: CallScanner, text: str) -> list[MessageToolCall]:
-    """The calls of a whole answer. What was cut off before its name is none."""
+def whole_calls(parts: Iterable[CallPart]) -> list[MessageToolCall]:
+    """The calls of a whole answer."""
     calls: list[MessageToolCall] = []
-    for part in scanner.feed(text):
+    for part in parts:
         if part.name is not None:
             calls.append(MessageToolCall(_new_id(), CalledFunction(part.name, "")))
         calls[part.index].function.arguments += part.arguments

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-import attrs
+from trioserve.parsers.parts import CallPart
 
-__all__ = ["CallPart", "CallScanner"]
+__all__ = ["CallScanner"]
 
 _MARKS = re.compile(r'["{}\[\]]|\\.?')
 """All that matters of JSON here. A backslash and what belongs to it are one mark, unless a piece ends between
@@ -22,19 +22,6 @@ _CALL_DEPTH = 2
 
 _NAME_POSITION = 2
 """Of a call object's strings."""
-
-
-@attrs.frozen
-class CallPart:
-    """What is new of one call."""
-
-    index: int
-    """Of the call in the answer."""
-    name: str | None
-    """Of the call that begins here; None: it has begun before."""
-    arguments: str
-    """JSON text as it was generated: empty where a call begins, and else not. A call's parts joined are its
-    arguments, of which the end may be missing."""
 
 
 class CallScanner:
@@ -58,8 +45,10 @@ class CallScanner:
         """In the piece at hand: of what it has of arguments, or of that string."""
         self._has_ended = False
 
+    is_reasoning = False
+
     @property
-    def is_complete(self) -> bool:
+    def has_called(self) -> bool:
         """The answer has come to its end, and so have all its calls."""
         return self._has_ended
 
@@ -79,6 +68,9 @@ class CallScanner:
             parts.append(self._pass(mark, text))
         parts.append(self._take_rest(text))
         return list(filter(None, parts))
+
+    def finish(self) -> list[CallPart]:
+        return []
 
     @property
     def _is_inside(self) -> bool:
