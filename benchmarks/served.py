@@ -42,11 +42,11 @@ def _read(log: TextIO) -> str:
 
 
 @contextmanager
-def serve(flags: Sequence[str]) -> Iterator[Served]:
-    """A server on a free port, that is ready; it is killed on leaving."""
+def serve(flags: Sequence[str], program: Sequence[str] = ("-m", "trioserve")) -> Iterator[Served]:
+    """A server on a free port, that is ready; it is killed on leaving. `program` is what Python runs."""
     with tempfile.TemporaryFile("w+") as log:
         started = time.perf_counter()
-        command = [sys.executable, "-m", "trioserve", "serve", "--port", "0", *flags]
+        command = [sys.executable, *program, "serve", "--port", "0", *flags]
         with subprocess.Popen(command, stdout=log, stderr=log) as process:
             try:
                 while (ready := _READY.search(_read(log))) is None:

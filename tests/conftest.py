@@ -1,9 +1,11 @@
-"""Every test is checked for what it leaves behind: threads, child processes, file descriptors."""
+"""Every test is checked for what it leaves behind (threads, child processes, file descriptors), and for answers
+that are not as described."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -16,10 +18,16 @@ from cancel_report import pytest_terminal_summary  # noqa: F401 - a hook
 from fake_engine import FakeEngine, open_fake_llm
 from helpers_http import Probe
 from helpers_tls import Authority
+from response_checks import CHILDREN, FOLDER_VARIABLE, WrongAnswers, checking_all_answers
 from served import ServedModel, served
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+
+
+def pytest_configure() -> None:
+    """A shell's background jobs ignore Ctrl-C, and so would every process that the tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @attrs.frozen
@@ -78,6 +86,25 @@ def no_leaks() -> Iterator[None]:
         time.sleep(0.01)
         leaked = Belongings.now().leaked_since(before)
     assert not leaked, f"left behind: {leaked}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def wrong_answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WrongAnswers]:
+    """Those of applications, in this process and its children, that are not as described."""
+    wrong = WrongAnswers(tmp_path_factory.mktemp("wrong-answers"))
+    with pytest.MonkeyPatch.context() as patch, checking_all_answers(wrong):
+        patch.setenv(FOLDER_VARIABLE, str(wrong.folder))
+        patch.setenv("PYTHONPATH", str(CHILDREN), prepend=os.pathsep)
+        yield wrong
+    left = wrong.take()
+    assert not left, "\n\n".join(left)
+
+
+@pytest.fixture(autouse=True)
+def answers_are_as_described(wrong_answers: WrongAnswers) -> Iterator[None]:
+    yield
+    found = wrong_answers.take()
+    assert not found, "\n\n".join(found)
 
 
 @pytest.fixture

@@ -26,12 +26,15 @@ from trioserve.arg_fields import (
     text,
     texts,
 )
+from trioserve.arg_lora import lora_modules
 from trioserve.config import (
     AdmissionConfig,
     CacheConfig,
     EngineConfig,
     GenerationDefaults,
     LogConfig,
+    LoRAConfig,
+    LoRAModule,
     ModelConfig,
     ReasoningConfig,
     SchedulerConfig,
@@ -77,6 +80,16 @@ def _dtype(value: Any) -> str:
     if not isinstance(value, str) or value not in _DTYPES:
         raise fail("dtype", value, "one of auto, bfloat16, float32")
     return _DTYPES[value]
+
+
+def _check_lora(args: EngineArgs) -> None:
+    if args.lora_modules and not args.enable_lora:
+        raise fail("lora_modules", [module.name for module in args.lora_modules], "empty without enable_lora")
+    if len(args.lora_modules) > args.max_cpu_loras:
+        raise fail("lora_modules", len(args.lora_modules), f"at most max_cpu_loras={args.max_cpu_loras} adapters")
+    for module in args.lora_modules:
+        if module.name in (args.served_model_name or (args.model,)):
+            raise fail("lora_modules", module.name, "named otherwise than the model itself")
 
 
 def _usable_cpus() -> int:
@@ -169,6 +182,19 @@ class EngineArgs:
     logits_processors: tuple[str, ...] = arg(
         "custom logits processors, as module:Class", texts("logits_processors"), default=()
     )
+    enable_lora: bool = arg("serve LoRA adapters beside the model", flag("enable_lora"), default=False)
+    lora_modules: tuple[LoRAModule, ...] = arg(
+        'adapters that are there from the start: NAME=PATH or JSON such as {"name": "sql", "path": "sql-lora"}',
+        lora_modules,
+        default=(),
+    )
+    max_loras: int = arg("different adapters in a step", quantity("max_loras", least=1), default=8)
+    max_lora_rank: int = arg(
+        "highest rank of an adapter", quantity("max_lora_rank", least=1), default=64
+    )
+    max_cpu_loras: int = arg(
+        "adapters in memory at a time", quantity("max_cpu_loras", least=1), default=64
+    )
     threads: int | None = arg(
         "compute threads of the engine core [the usable processors]",
         quantity("threads", least=1, auto=True),
@@ -217,6 +243,9 @@ class EngineArgs:
     )
     log: LogConfig = arg("what is logged: JSON or by --log.KEY", nested("log", LogConfig), factory=LogConfig)
 
+    def __attrs_post_init__(self) -> None:
+        _check_lora(self)
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> EngineArgs:
         """From keyword arguments.
@@ -259,6 +288,7 @@ class EngineArgs:
                 or -(-self.max_num_batched_tokens // 2),
                 max_long_partial_prefills=self.max_long_partial_prefills,
                 plan_ahead=self.async_scheduling,
+                max_loras=self.max_loras if self.enable_lora else None,
             ),
             speculative=self.speculative_config,
             structured_outputs=self.structured_outputs_config,
@@ -280,4 +310,10 @@ class EngineArgs:
             ),
             startup_timeout=self.startup_timeout,
             log=self.log,
+            lora=self._lora_config() if self.enable_lora else None,
+        )
+
+    def _lora_config(self) -> LoRAConfig:
+        return LoRAConfig(
+            modules=self.lora_modules, max_loaded=self.max_cpu_loras, max_rank=self.max_lora_rank
         )

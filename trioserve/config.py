@@ -20,6 +20,8 @@ __all__ = [
     "DType",
     "EngineConfig",
     "GenerationDefaults",
+    "LoRAConfig",
+    "LoRAModule",
     "LogConfig",
     "ModelConfig",
     "ReasoningConfig",
@@ -125,6 +127,8 @@ class SchedulerConfig:
     """Long prompts that are under way at a time; shorter ones behind them may overtake."""
     plan_ahead: bool
     """Schedule the next step while one runs."""
+    max_loras: int | None = None
+    """Different adapters in a step; None: there are none at all."""
 
 
 @attrs.frozen(kw_only=True)
@@ -197,6 +201,28 @@ class SupervisionConfig:
 
 
 @attrs.frozen(kw_only=True)
+class LoRAModule:
+    """An adapter that is there from the start."""
+
+    name: str
+    """For clients; in what an engine core is told, the adapter's key."""
+    path: str
+    """A directory in PEFT's layout."""
+    base_model_name: str | None = None
+    """Whose child `/v1/models` shows; None: that of the model's first name."""
+
+
+@attrs.frozen(kw_only=True)
+class LoRAConfig:
+    """Low-rank adapters over the model's weights."""
+
+    modules: tuple[LoRAModule, ...]
+    max_loaded: int
+    """Adapters in memory at a time."""
+    max_rank: int
+
+
+@attrs.frozen(kw_only=True)
 class EngineConfig:
     """Everything `EngineArgs` decides, in its final form."""
 
@@ -219,6 +245,8 @@ class EngineConfig:
     startup_timeout: float
     """Seconds the engine core has, from its start until it is ready."""
     log: LogConfig
+    lora: LoRAConfig | None = None
+    """None: requests with an adapter are refused."""
 
 
 @attrs.frozen(kw_only=True)

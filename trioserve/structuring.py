@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import attrs
 import cattrs
@@ -133,11 +134,28 @@ def _matches_first(value: Any, arguments: tuple[Any, ...]) -> bool:
     return _matches_shape(value[0], item)
 
 
+@cache
+def _tags(kind: Any) -> tuple[Any, ...]:
+    """Of a class whose `type` says which of several objects it is: what that may be."""
+    hint = get_type_hints(kind).get("type") if attrs.has(kind) else None
+    return get_args(hint) if _is_literal(hint) else ()
+
+
+def _has_other_tag(value: object, kind: Any) -> bool:
+    if not (isinstance(value, dict) and "type" in value):
+        return False
+    tags = _tags(kind)
+    return bool(tags) and value["type"] not in tags
+
+
 def _union_hook(converter: cattrs.Converter) -> _Hook:
     def structure(value: object, kind: Any) -> Any:
-        for member in get_args(kind):
-            if _matches_shape(value, member):
-                return None if member is type(None) else converter.structure(value, member)
+        candidates = [member for member in get_args(kind) if _matches_shape(value, member)]
+        if candidates:
+            # If none has the value's tag, the first one is to say which tags there are.
+            own = [member for member in candidates if not _has_other_tag(value, member)]
+            member = (own or candidates)[0]
+            return None if member is type(None) else converter.structure(value, member)
         expected = " or ".join(_name_of(member) for member in get_args(kind) if member is not type(None))
         shown = repr(value)
         raise _WrongTypeError(f"must be {expected}, got {shown if len(shown) <= 80 else shown[:77] + '...'}")

@@ -42,4 +42,5 @@ def launch_sequence(request: Request, share: Share, drafts: Sequence[int]) -> Sc
         stop_token_ids=request.stop_token_ids,
         prompt_logprobs_start=request.prompt_logprobs_start,
         grammar=request.grammar,
+        lora=request.lora,
     )

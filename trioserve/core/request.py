@@ -49,6 +49,7 @@ class CoreRequest:
     cache_salt: str | None = None
     """Requests with different salts never share a block; neither do those of different `lora`."""
     lora: str | None = None
+    """The key of its adapter, which no other adapter ever has, not even a newer one of the same name."""
     multimodal_keys: Sequence[MultimodalKey] = ()
     """Sorted by position."""
 
@@ -134,6 +135,8 @@ class Request:
     """Leading blocks of the tables that the prefix cache has seen."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when it was first scheduled."""
+    num_overtaken: int = 0
+    """Requests with an adapter that were admitted while it was the first to wait for a place for its own."""
     share: Share | None = None
     """What the step in flight computes of it. Until that is back, its blocks must not be given to anyone."""
     unreported: list[SampledToken] = attrs.field(factory=list)

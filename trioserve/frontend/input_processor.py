@@ -105,18 +105,29 @@ class InputProcessor:
         if isinstance(parsed, TextPrompt):
             if not is_first:
                 parsed = attrs.evolve(parsed, add_special_tokens=False)
-            tokenized = TokenizedPrompt(parsed.text, await self._encode(parsed), parsed.cache_salt)
+            tokenized = await self._tokenize_whole(parsed)
         else:
             tokenized = TokenizedPrompt(parsed.text, parsed.token_ids, parsed.cache_salt)
         self._check_vocabulary(tokenized.token_ids)
         return tokenized
 
+    async def _tokenize_whole(self, prompt: TextPrompt) -> TokenizedPrompt:
+        """The prompt, or what its truncation leaves of it."""
+        token_ids = await self._encode(prompt)
+        if prompt.truncation is None or len(token_ids) <= prompt.truncation.max_tokens:
+            return TokenizedPrompt(prompt.text, token_ids, prompt.cache_salt)
+        return TokenizedPrompt(None, prompt.truncation.of(token_ids), prompt.cache_salt)
+
     async def _encode(self, prompt: TextPrompt) -> list[int]:
         if not is_unicode(prompt.text):
             raise InvalidRequestError("The prompt has halves of characters.", parameter="prompt")
         size = len(prompt.text)
-        if size > self._model.max_model_len * _MAX_CHARACTERS_PER_TOKEN:
-            raise self._too_long(f"the prompt has {size} characters")
+        most = self._model.max_model_len * _MAX_CHARACTERS_PER_TOKEN
+        if size > most:
+            if prompt.truncation is None:
+                raise self._too_long(f"the prompt has {size} characters")
+            prompt = attrs.evolve(prompt, text=prompt.truncation.of_text(prompt.text, most))
+            size = most
         if size < _LONG_TEXT:
             return self._tokenize_text(prompt)
         return await trio.to_thread.run_sync(self._tokenize_text, prompt, limiter=self._tokenizing)

@@ -10,12 +10,31 @@ import attrs
 from trioserve.errors import InvalidRequestError
 from trioserve.validators import boolean, optional, reject, shown
 
-__all__ = ["PromptType", "TextPrompt", "TokensPrompt", "parse_prompt"]
+__all__ = ["PromptType", "TextPrompt", "TokensPrompt", "Truncation", "parse_prompt"]
 
 
 def _is_text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not isinstance(value, str):
         raise reject(attribute, value, "a string")
+
+
+@attrs.frozen
+class Truncation:
+    """What is left of a prompt that is too long."""
+
+    max_tokens: int
+    """At least 1."""
+    keeps_end: bool = attrs.field(default=True, kw_only=True)
+    """False: the beginning."""
+
+    def of(self, token_ids: list[int]) -> list[int]:
+        if self.keeps_end:
+            return token_ids[-self.max_tokens :]
+        return token_ids[: self.max_tokens]
+
+    def of_text(self, text: str, most: int) -> str:
+        """At most `most` characters of it, at the same end."""
+        return text[-most:] if self.keeps_end else text[:most]
 
 
 @attrs.frozen
@@ -27,6 +46,8 @@ class TextPrompt:
     """False where the text has them already, as a rendered chat template does."""
     cache_salt: str | None = None
     """Prefix cache blocks are shared only among requests with the same salt."""
+    truncation: Truncation | None = None
+    """If it acts, outputs show no text of the prompt."""
 
 
 @attrs.frozen

@@ -77,6 +77,8 @@ class Ready:
     block_size: int
     kv_cache_bytes: int
     load_seconds: float
+    failed_adapters: dict[str, str] = attrs.field(factory=dict)
+    """Key -> why it could not be loaded, of `EngineConfig.lora`; the core serves without these."""
 
 
 @attrs.frozen(kw_only=True)
@@ -104,6 +106,8 @@ class Add:
     """Seconds until the deadline of the request's scope; None if it has none."""
     priority: int = 0
     cache_salt: str | None = None
+    lora: str | None = None
+    """The key of its adapter, which has been loaded."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -8,10 +8,11 @@ import torch
 
 import trioserve_kernels.reference as kernels
 from trioserve.models.layers import Linear
+from trioserve.models.products import products
 
 if TYPE_CHECKING:
     from trioserve.models.config import DecoderConfig
-    from trioserve.models.decoder import AttentionContext
+    from trioserve.models.decoder import AdapterContext, AttentionContext
 
 __all__ = ["Attention", "Rotation"]
 
@@ -27,15 +28,10 @@ class Attention:
         self._layer = layer
         self._heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self._head_dim = config.head_dim
-        query_size, kv_size, _ = (count * config.head_dim for count in self._heads)
-        self.qkv = Linear(
-            config.hidden_size,
-            {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size},
-            bias=config.qkv_bias,
-            dtype=dtype,
-        )
+        qkv, output = products(config)["qkv"], products(config)["output"]
+        self.qkv = Linear(qkv.in_features, qkv.parts, bias=config.qkv_bias, dtype=dtype)
         self.norm = _HeadNorm(config, dtype) if config.query_key_norm else None
-        self.output = Linear(query_size, {"o_proj": config.hidden_size}, bias=config.output_bias, dtype=dtype)
+        self.output = Linear(output.in_features, output.parts, bias=config.output_bias, dtype=dtype)
 
     def weights(self, prefix: str) -> dict[str, torch.Tensor]:
         norm = {} if self.norm is None else self.norm.weights(prefix)
@@ -48,17 +44,28 @@ class Attention:
             self.norm.pack()
 
     def __call__(
-        self, x: torch.Tensor, rotation: Rotation, context: AttentionContext, kv_cache: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        context: AttentionContext,
+        kv_cache: torch.Tensor,
+        adapters: AdapterContext | None,
     ) -> torch.Tensor:
         num_heads, num_kv_heads, _ = self._heads
-        heads = self.qkv(x).view(len(x), sum(self._heads), self._head_dim)
+        projected = self.qkv(x)
+        if adapters is not None:
+            adapters.add(self._layer, "qkv", x, projected)
+        heads = projected.view(len(x), sum(self._heads), self._head_dim)
         turning, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
         if self.norm is not None:
             turning = self.norm(turning)
         turned = kernels.apply_rotary(turning, *rotation)
         query, key = turned[:, :num_heads], turned[:, num_heads:]
-        attended = context.attend(self._layer, query, key, value, kv_cache)
-        return self.output(attended.flatten(1))
+        attended = context.attend(self._layer, query, key, value, kv_cache).flatten(1)
+        output = self.output(attended)
+        if adapters is not None:
+            adapters.add(self._layer, "output", attended, output)
+        return output
 
 
 class _HeadNorm:

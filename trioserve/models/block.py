@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trioserve.models.attention import Rotation
     from trioserve.models.config import DecoderConfig
-    from trioserve.models.decoder import AttentionContext
+    from trioserve.models.decoder import AdapterContext, AttentionContext
 
 __all__ = ["Block"]
 
@@ -34,7 +34,7 @@ class Block:
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: torch.dtype) -> None:
         self._attention = Attention(config, layer, dtype)
-        self._mlp = GatedMLP(config, dtype)
+        self._mlp = GatedMLP(config, layer, dtype)
         self._norm_names = _PRE_AND_POST_NORMS if config.post_norms else _PRE_NORMS
         self._norms = _norms(config, self._norm_names, dtype)
 
@@ -51,11 +51,16 @@ class Block:
             norm.pack()
 
     def __call__(
-        self, x: torch.Tensor, rotation: Rotation, context: AttentionContext, kv_cache: torch.Tensor
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        context: AttentionContext,
+        kv_cache: torch.Tensor,
+        adapters: AdapterContext | None,
     ) -> torch.Tensor:
-        attended = self._attention(self._norm("attention", x), rotation, context, kv_cache)
+        attended = self._attention(self._norm("attention", x), rotation, context, kv_cache, adapters)
         x = x + self._norm("attention_output", attended)
-        return x + self._norm("mlp_output", self._mlp(self._norm("mlp", x)))
+        return x + self._norm("mlp_output", self._mlp(self._norm("mlp", x), adapters))
 
     def _norm(self, place: str, x: torch.Tensor) -> torch.Tensor:
         norm = self._norms.get(place)

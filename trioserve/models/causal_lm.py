@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from trioserve.models.config import DecoderConfig
-    from trioserve.models.decoder import AttentionContext
+    from trioserve.models.decoder import AdapterContext, AttentionContext
 
 __all__ = ["CausalLM"]
 
@@ -63,6 +63,7 @@ class CausalLM:
         positions: torch.Tensor,
         attention: AttentionContext,
         kv_caches: Sequence[torch.Tensor],
+        adapters: AdapterContext | None = None,
     ) -> torch.Tensor:
         rotations = {
             rotary: kernels.rotary_tables(positions, frequencies)
@@ -70,7 +71,7 @@ class CausalLM:
         }
         x = self._embedding(token_ids)
         for layer, block, kv_cache in zip(self.config.layers, self._blocks, kv_caches, strict=True):
-            x = block(x, rotations[layer.rotary], attention, kv_cache)
+            x = block(x, rotations[layer.rotary], attention, kv_cache, adapters)
         return self._norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

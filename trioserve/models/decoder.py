@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from trioserve.models.config import DecoderConfig
 
-__all__ = ["AttentionContext", "DecoderModel"]
+__all__ = ["AdapterContext", "AttentionContext", "DecoderModel"]
 
 
 class AttentionContext(Protocol):
@@ -30,6 +30,18 @@ class AttentionContext(Protocol):
 
         layer: its index; query: [T, heads, head_dim]; key, value: [T, kv_heads, head_dim]; kv_cache: the
         layer's, in the backend's own layout. Returns [T, heads, head_dim] of query's dtype.
+        """
+        ...
+
+
+class AdapterContext(Protocol):
+    """The low-rank adapters of one step: knows which rows have which."""
+
+    def add(self, layer: int, product: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add to each row of y, in place, what its adapter makes of the same row of x.
+
+        product: a key of `trioserve.models.products`; x: [T, in_features]; y: [T, out_features], the sum of
+        all parts.
         """
         ...
 
@@ -73,8 +85,12 @@ class DecoderModel(Protocol):
         positions: torch.Tensor,
         attention: AttentionContext,
         kv_caches: Sequence[torch.Tensor],
+        adapters: AdapterContext | None = None,
     ) -> torch.Tensor:
-        """The normed hidden state after each token: [T, hidden_size] from int64 [T] and int64 [T]."""
+        """The normed hidden state after each token: [T, hidden_size] from int64 [T] and int64 [T].
+
+        adapters: None if no row has one.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

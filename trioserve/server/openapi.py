@@ -18,7 +18,6 @@ from quart import Response
 
 from trioserve.server.openapi_routes import Body, Route
 from trioserve.server.openapi_schemas import SchemaWriter
-from trioserve.server.protocol.errors import ErrorResponse
 from trioserve.server.protocol.refusals import HARMLESS
 from trioserve.version import __version__
 
@@ -82,33 +81,36 @@ class Description:
 
     def _responses(self, route: Route, schemas: SchemaWriter) -> dict[str, Any]:
         responses = {
-            str(status): _response(status, bodies, schemas) for status, bodies in route.answers.items()
+            str(status): _response(route, status, bodies, schemas) for status, bodies in route.answers.items()
         }
         failures = {*route.failures, 400, 500}  # 400: of the request's id
         if self._needs_key and route.path not in self._open_paths:
             failures.add(401)
-        error = (Body.json(ErrorResponse),)
+        error = (Body.json(route.error),)
         for status in sorted(failures - route.answers.keys()):
-            responses[str(status)] = _response(status, error, schemas)
+            responses[str(status)] = _response(route, status, error, schemas)
         return responses
 
 
-def _response(status: int, bodies: Sequence[Body], schemas: SchemaWriter) -> dict[str, Any]:
-    content = {body.media_type: {"schema": _body_schema(body, schemas)} for body in bodies}
+def _response(route: Route, status: int, bodies: Sequence[Body], schemas: SchemaWriter) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": HTTPStatus(status).phrase,
         "headers": {"X-Request-Id": _REQUEST_ID},
     }
+    content = {body.media_type: _media_type(route, body, schemas) for body in bodies}
     return response | ({"content": content} if content else {})
 
 
-def _body_schema(body: Body, schemas: SchemaWriter) -> Schema:
-    if body.media_type == "text/event-stream":
-        assert isinstance(body.kind, type)
-        event = schemas.response(body.kind)["$ref"].rpartition("/")[2]
-        text = f"Each event's data is a {event} or an ErrorResponse; the last one's is [DONE]."
-        return {"description": text}
-    return schemas.response(body.kind) if isinstance(body.kind, type) else dict(body.kind)
+def _media_type(route: Route, body: Body, schemas: SchemaWriter) -> dict[str, Any]:
+    """OpenAPI 3.1 cannot describe the events of a stream: they are in an extension."""
+    if body.media_type != "text/event-stream":
+        return {"schema": schemas.response(body.kind)}
+    last = " The last one's is [DONE]." if body.ends_with_done else ""
+    return {
+        "schema": {"description": f"The data of each event is JSON, as x-event-schema says.{last}"},
+        "x-event-schema": schemas.response(body.kind | route.error),
+        "x-ends-with-done": body.ends_with_done,
+    }
 
 
 def _request_schema(reader: RequestReader[Any], schemas: SchemaWriter) -> Schema:

@@ -9,6 +9,7 @@ import attrs
 
 from trioserve.server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from trioserve.server.protocol.completions import Completion, CompletionChunk
+from trioserve.server.protocol.errors import ErrorResponse
 from trioserve.server.protocol.models import ModelCard, ModelList
 from trioserve.server.protocol.readers import CHAT_READER, COMPLETION_READER
 from trioserve.server.protocol.reading import RequestReader
@@ -21,12 +22,19 @@ class Body:
     """What an answer may be."""
 
     media_type: str
-    kind: type | Mapping[str, Any]
-    """An attrs class, of a stream that of its events; or a schema."""
+    kind: Any
+    """An attrs class or a union of them, of a stream those of its events; or a schema, as a dict."""
+    ends_with_done: bool = False
+    """The data of a stream's last event is `[DONE]`."""
 
     @classmethod
-    def json(cls, kind: type | Mapping[str, Any]) -> Body:
+    def json(cls, kind: Any) -> Body:
         return cls("application/json", kind)
+
+    @classmethod
+    def events(cls, kind: Any, *, ends_with_done: bool = True) -> Body:
+        """A stream whose events are those of `kind`, or the route's error."""
+        return cls("text/event-stream", kind, ends_with_done)
 
 
 @attrs.frozen(kw_only=True)
@@ -39,6 +47,8 @@ class Route:
     """Status -> what may come with it."""
     failures: frozenset[int] = frozenset()
     """Statuses that come with an error object, beside those that any route may have."""
+    error: type = ErrorResponse
+    """The error object: that of OpenAI's API, or of the API that the route belongs to."""
     reader: RequestReader[Any] | None = None
     """Of the request's body."""
     parameters: tuple[Mapping[str, Any], ...] = ()
@@ -62,7 +72,7 @@ def _generation(name: str, summary: str, reader: RequestReader[Any], whole: type
         method="post",
         operation_id="create_" + name.replace("/", "_").removesuffix("s"),
         summary=summary,
-        answers={200: (Body.json(whole), Body("text/event-stream", chunk))},
+        answers={200: (Body.json(whole), Body.events(chunk))},
         failures=_GENERATION_FAILURES,
         reader=reader,
     )

@@ -37,6 +37,9 @@ _CONTAINERS: Mapping[Any, tuple[str, str]] = {
     Mapping: ("object", "additionalProperties"),
 }
 
+_TAGS = {"type", "object"}
+"""Keys that say what an answer is: where they have a default, they have no other value."""
+
 _HOLDS_JSON: Mapping[str, Schema] = {
     "json": {"type": ["string", "object", "boolean", "null"]},
     "structural_tag": {},
@@ -49,10 +52,15 @@ class SchemaWriter:
 
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
+        self._names: dict[tuple[type, bool], str] = {}
+        """(class, whether we read it) -> its name among the components."""
 
-    def response(self, kind: type) -> Schema:
-        """A reference to `kind`, which we write: its keys are all there, but for those that may be unset."""
-        return self._reference(kind, is_request=False)
+    def response(self, kind: Any) -> Schema:
+        """The schema of `kind`, which we write: its keys are all there, but for those that may be unset.
+
+        `kind` is an attrs class, a union of them, or a schema, which stays as it is.
+        """
+        return dict(kind) if isinstance(kind, Mapping) else self._type(kind, is_request=False)
 
     def request(
         self, kind: type, refine: Mapping[str, Mapping[str, Any]], others: Mapping[str, Schema]
@@ -62,18 +70,27 @@ class SchemaWriter:
         `refine` are keywords for some of its fields, `others` are fields that the class does not have.
         """
         reference = self._reference(kind, is_request=True)
-        properties = self.components[kind.__name__]["properties"]
+        properties = self.components[self._names[kind, True]]["properties"]
         for name, keywords in refine.items():
             properties[name] = _merge(properties[name], keywords)
-        properties.update(others)
+        properties.update({name: schema for name, schema in others.items() if name not in properties})
         return reference
 
     def _reference(self, kind: type, *, is_request: bool) -> Schema:
-        name = kind.__name__
-        if name not in self.components:
+        name = self._names.get((kind, is_request))
+        if name is None:
+            name = self._names[kind, is_request] = self._new_name(kind, is_request)
             self.components[name] = {}  # it may refer to itself
             self.components[name] = self._describe(kind, is_request)
         return {"$ref": f"#/components/schemas/{name}"}
+
+    def _new_name(self, kind: type, is_request: bool) -> str:
+        """That of the class; what has the same name in another module or direction gets a longer one."""
+        module = kind.__module__.rpartition(".")[2].title().replace("_", "")
+        plain = kind.__name__
+        direction = "Input" if is_request else "Output"
+        names = (plain, plain + direction, module + plain, module + plain + direction)
+        return next(name for name in names if name not in self.components)
 
     def _describe(self, kind: type, is_request: bool) -> Schema:
         hints = get_type_hints(kind)
@@ -81,6 +98,8 @@ class SchemaWriter:
         required = []
         for field in attrs.fields(kind):
             properties[field.name] = self._field(kind, field, hints[field.name], is_request)
+            if not is_request and field.name in _TAGS and isinstance(field.default, str):
+                properties[field.name] = {"type": "string", "enum": [field.default]}
             if field.default is attrs.NOTHING or not (is_request or _may_be_unset(hints[field.name])):
                 required.append(field.name)
         schema: Schema = {"type": "object", "properties": properties}
@@ -106,7 +125,7 @@ class SchemaWriter:
         if origin in {Union, types.UnionType}:
             return _either([self._type(part, is_request) for part in arguments])
         if origin is Literal:
-            return {"type": "string", "enum": arguments}
+            return {"type": _SCALARS[type(arguments[0])], "enum": arguments}
         if attrs.has(origin):
             return self._reference(origin, is_request=is_request)
         if origin in _CONTAINERS:

@@ -55,6 +55,8 @@ class ScheduledSequence:
     grammar: GrammarMatcher | None = None
     """What the output must match; it has taken in `output_token_ids`, and all drafts fit. Whoever samples
     advances it by the tokens that are drawn."""
+    lora: str | None = None
+    """The key of its adapter."""
 
 
 @attrs.frozen(eq=False)

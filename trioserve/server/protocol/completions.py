@@ -13,6 +13,9 @@ from trioserve.server.protocol.usage import Usage
 
 __all__ = ["Completion", "CompletionChoice", "CompletionChunk", "CompletionLogprobs", "CompletionRequest"]
 
+_DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+
 
 @attrs.frozen(kw_only=True)
 class CompletionRequest(SamplingFields):
@@ -23,7 +26,9 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     """The prompt comes back before the output, in logprobs too."""
     best_of: int | None = None
-    """Only as `n` says it already."""
+    """So many completions are drawn, and the `n` likeliest by token are the answer."""
+    suffix: str | None = None
+    """What comes after the completion. For models that were taught to fill in."""
     add_special_tokens: bool | None = None
 
     @property
@@ -38,7 +43,17 @@ class CompletionRequest(SamplingFields):
     @property
     def num_sequences(self) -> int:
         """Searches run one after the other."""
-        return super().num_sequences * (1 if self.use_beam_search else len(self.prompts))
+        return self.num_drawn * (1 if self.use_beam_search else len(self.prompts))
+
+    @property
+    def num_drawn(self) -> int:
+        """Completions of each prompt, of which `n` are shown."""
+        return self.best_of or self.n or 1
+
+    @property
+    def token_limit(self) -> int:
+        """At least 1: the engine draws one, whatever is shown."""
+        return _DEFAULT_MAX_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
 
     @property
     def num_prompt_logprobs(self) -> int | None:

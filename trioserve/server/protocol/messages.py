@@ -12,16 +12,34 @@ from trioserve.errors import InvalidRequestError
 __all__ = ["ChatMessage", "ContentPart", "FunctionCall", "ToolCall"]
 
 
+_TEXT_FIELDS = {"refusal": "refusal", "thinking": "thinking"}
+"""Type of a part -> the field with its text, where that is not `text`."""
+
+
 @attrs.frozen(kw_only=True)
 class ContentPart:
     """A part of a message's content; only text is served."""
 
-    type: Literal["text", "input_text"]
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking"]
     text: str | None = None
+    refusal: str | None = None
+    """The text of the type of that name."""
+    thinking: str | None = None
+    """The same."""
 
     def __attrs_post_init__(self) -> None:
-        if self.text is None:
-            raise InvalidRequestError("A content part needs a text.", parameter="text")
+        if getattr(self, self._text_field) is None:
+            name = self._text_field
+            raise InvalidRequestError(f"A content part of type {self.type!r} needs a {name}.", parameter=name)
+
+    @property
+    def _text_field(self) -> str:
+        return _TEXT_FIELDS.get(self.type, "text")
+
+    @property
+    def words(self) -> str:
+        """Its text, in whichever field it is."""
+        return getattr(self, self._text_field) or ""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,6 +81,10 @@ class ToolCall:
         return {"id": self.id, "type": self.type, "function": self.function.for_template()}
 
 
+_MAY_BE_EMPTY = frozenset({"assistant", "function"})
+"""Roles of messages that need no content."""
+
+
 @attrs.frozen(kw_only=True)
 class ChatMessage:
     role: str
@@ -70,31 +92,43 @@ class ChatMessage:
     content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None
+    """OpenAI's older way of telling a call; its result comes in a message of role "function"."""
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     """Another spelling of `reasoning_content`."""
+    refusal: str | None = None
+    """What an earlier answer said instead of a content."""
 
     def __attrs_post_init__(self) -> None:
-        if self.content is None and self.role != "assistant":
+        if self.content is None and self.role not in _MAY_BE_EMPTY:
             raise InvalidRequestError(
                 f"A message of role {self.role!r} needs a content.", parameter="content"
             )
 
     def text(self) -> str | None:
-        """The content as one text: parts are joined by line breaks."""
+        """The content as one text: parts are joined by line breaks, and those of thinking left out."""
         if self.content is None or isinstance(self.content, str):
-            return self.content
-        return "\n".join(part.text or "" for part in self.content)
+            return self.refusal if self.content is None else self.content
+        return "\n".join(part.words for part in self.content if part.type != "thinking")
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates take it. Keys that were not given are left out, but for the content: many
         templates put it between other texts without a look, also that of a message of tool calls."""
+        calls = self.tool_calls or ([ToolCall(function=self.function_call)] if self.function_call else [])
         optional = {
             "name": self.name,
             "tool_call_id": self.tool_call_id,
-            "tool_calls": [call.for_template() for call in self.tool_calls or ()] or None,
-            "reasoning_content": self.reasoning_content or self.reasoning,
+            "tool_calls": [call.for_template() for call in calls] or None,
+            "reasoning_content": self._thoughts(),
         }
         given = {key: value for key, value in optional.items() if value is not None}
-        return {"role": self.role, "content": self.text() or "", **given}
+        role = "tool" if self.role == "function" else self.role
+        return {"role": role, "content": self.text() or "", **given}
+
+    def _thoughts(self) -> str | None:
+        if given := self.reasoning_content or self.reasoning:
+            return given
+        parts = self.content if isinstance(self.content, list) else ()
+        return "\n".join(part.words for part in parts if part.type == "thinking") or None

@@ -8,19 +8,21 @@ import attrs
 
 from trioserve.beam_search_params import BeamSearchParams
 from trioserve.sampling_params import SamplingParams
-from trioserve.server.protocol.chat import ChatCompletionRequest
+from trioserve.server.protocol.chat import ChatBatchRequest, ChatCompletionRequest
 from trioserve.server.protocol.completions import CompletionRequest
-from trioserve.server.protocol.lists import shorten
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS
+from trioserve.server.protocol.tool_conflicts import tool_conflicts
 from trioserve.validators import integer, number, optional
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from trioserve.server.protocol.chat_fields import ChatFields
     from trioserve.server.protocol.sampling import SamplingFields
 
 __all__ = [
+    "CHAT_BATCH_READER",
     "CHAT_READER",
     "COMPLETION_READER",
     "MAX_COMPLETIONS",
@@ -48,14 +50,14 @@ _SHARED = {
     for name in (
         "n", "seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
         "repetition_penalty", "logit_bias", "stop", "stop_token_ids", "min_tokens", "max_tokens",
-        "prompt_logprobs", "allowed_token_ids", "bad_words",
+        "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words",
     )
 }  # fmt: skip
 
 _NOT_IN_BEAM_SEARCH = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop", "stop_token_ids",
-    "min_tokens", "prompt_logprobs", "allowed_token_ids", "bad_words", "repetition_detection",
-    "thinking_token_budget",
+    "min_tokens", "prompt_logprobs", "logprob_token_ids", "allowed_token_ids", "bad_words",
+    "repetition_detection", "thinking_token_budget",
 )  # fmt: skip
 """Parameters that would have to act on what a search finds; those of the draw have nothing to act on."""
 
@@ -77,6 +79,10 @@ _SHARED |= {
         name="timeout", validator=optional(number("a number of seconds > 0", above=0))
     ),
     "length_penalty": attrs.fields_dict(BeamSearchParams)["length_penalty"],
+    "truncate_prompt_tokens": _PARAMS["max_tokens"].evolve(
+        name="truncate_prompt_tokens",
+        validator=optional(integer("an integer >= 1, or -1 for what leaves room", least=-1)),
+    ),
     "thinking_token_budget": _integer_from(
         -1, "thinking_token_budget", "an integer >= 0, or -1 for no limit"
     ),
@@ -87,6 +93,9 @@ def _shared_conflicts(request: SamplingFields) -> list[Problem]:
     problems = []
     if request.stream_options is not None and not request.stream:
         problems.append(Problem("stream_options", "stream_options is only allowed when stream is true."))
+    if request.truncate_prompt_tokens == 0:
+        sentence = "truncate_prompt_tokens = 0 would leave nothing of the prompt."
+        problems.append(Problem("truncate_prompt_tokens", sentence))
     if request.cache_salt is not None and not request.cache_salt:
         problems.append(Problem("cache_salt", "cache_salt must be a non-empty string, got ''."))
     if request.prompt_logprobs is not None and request.stream:
@@ -122,9 +131,16 @@ def _beam_logprobs_conflicts(request: SamplingFields, field: str, number: int | 
 
 
 def _chat_conflicts(request: ChatCompletionRequest) -> list[Problem]:
+    problems = [] if request.messages else [_no_messages("messages")]
+    return problems + _chat_field_conflicts(request)
+
+
+def _no_messages(path: str) -> Problem:
+    return Problem(path, f"{path} must hold at least one message, got [].")
+
+
+def _chat_field_conflicts(request: ChatFields) -> list[Problem]:
     problems = _shared_conflicts(request)
-    if not request.messages:
-        problems.append(Problem("messages", "messages must hold at least one message, got []."))
     if request.top_logprobs and not request.logprobs:
         problems.append(Problem("top_logprobs", "top_logprobs is only allowed when logprobs is true."))
     if request.add_generation_prompt and request.continue_final_message:
@@ -137,50 +153,42 @@ def _chat_conflicts(request: ChatCompletionRequest) -> list[Problem]:
     if request.use_beam_search and request.token_limit is None:
         sentence = "max_completion_tokens must be given with use_beam_search."
         problems.append(Problem("max_completion_tokens", sentence))
+    if request.logprob_token_ids and not request.logprobs:
+        problems.append(_needless_token_ids("logprobs is true"))
     problems += _beam_logprobs_conflicts(request, "top_logprobs", request.num_top_logprobs)
-    return problems + _tool_conflicts(request)
+    return problems + tool_conflicts(request)
 
 
-def _tool_conflicts(request: ChatCompletionRequest) -> list[Problem]:
-    if request.tools is None:
-        sentence = "tool_choice is only allowed when tools are given."
-        return [] if request.tool_choice in {None, "none"} else [Problem("tool_choice", sentence)]
-    if not request.tools:
-        return [Problem("tools", "tools must hold at least one tool, got [].")]
-    if request.tool_choice in {None, "auto"}:
-        sentence = (
-            'tool_choice must be "required", {"type": "function", "function": {"name": ...}} or "none" when '
-            'tools are given: "auto", which is the default, is not supported.'
-        )
-        return [Problem("tool_choice", sentence)]
-    return _function_name_conflicts(request) + _form_conflicts(request)
+_NOT_IN_BATCH = ("stream", "tools", "functions", "use_beam_search", "prompt_logprobs", "return_prompt_text")
 
 
-def _function_name_conflicts(request: ChatCompletionRequest) -> list[Problem]:
-    names: set[str] = set()
-    problems = []
-    for index, tool in enumerate(request.tools or ()):
-        name = tool.function.name
-        if name in names:
-            path = f"tools[{index}].function.name"
-            problems.append(Problem(path, f"{path} must differ from those of other tools, got {name!r}."))
-        names.add(name)
-    named = request.named_function
-    if named is not None and named not in names:
-        path = "tool_choice.function.name"
-        problems.append(Problem(path, f"{path} must be the name of one of the tools, got {shorten(named)}."))
-    return problems
+def _batch_conflicts(request: ChatBatchRequest) -> list[Problem]:
+    problems = [] if request.messages else [Problem("messages", "messages must hold at least one chat.")]
+    problems += [
+        _no_messages(f"messages[{index}]") for index, chat in enumerate(request.messages) if not chat
+    ]
+    problems += [
+        Problem(name, f"{name} must be null or false in a batch: nothing tells whose it would be.")
+        for name in _NOT_IN_BATCH
+        if getattr(request, name) not in (None, False)
+    ]
+    return problems or _chat_field_conflicts(request)
 
 
-def _form_conflicts(request: ChatCompletionRequest) -> list[Problem]:
-    """A call's form is its function's; an answer has only one."""
-    if not request.must_call:
+def _needless_token_ids(condition: str) -> Problem:
+    sentence = f"logprob_token_ids is only allowed when {condition}."
+    return Problem("logprob_token_ids", sentence)
+
+
+def _oversized_batch(values: Mapping[str, Any]) -> list[Problem]:
+    chats = values.get("messages")
+    if not isinstance(chats, list):
         return []
-    given = ["structured_outputs"] if request.structured_outputs is not None else []
-    if request.response_format is not None and request.response_format.constrains:
-        given.append("response_format")
-    sentence = 'cannot be combined with a tool_choice that demands a call; "none" leaves it its effect.'
-    return [Problem(name, f"{name} {sentence}") for name in given]
+    if len(chats) > MAX_PROMPTS:
+        sentence = f"messages must hold at most {MAX_PROMPTS} chats, got {len(chats)}."
+        return [Problem("messages", sentence)]
+    messages = [message for chat in chats if isinstance(chat, list) for message in chat]
+    return _oversized_chat({**values, "messages": messages})
 
 
 def _oversized_chat(values: Mapping[str, Any]) -> list[Problem]:
@@ -191,9 +199,10 @@ def _oversized_chat(values: Mapping[str, Any]) -> list[Problem]:
             f"got {number}."
         )
         return [Problem("messages", sentence)]
-    tools = values.get("tools")
-    if isinstance(tools, list) and len(tools) > MAX_TOOLS:
-        return [Problem("tools", f"tools must hold at most {MAX_TOOLS} tools, got {len(tools)}.")]
+    for name in ("tools", "functions"):
+        tools = values.get(name)
+        if isinstance(tools, list) and len(tools) > MAX_TOOLS:
+            return [Problem(name, f"{name} must hold at most {MAX_TOOLS} tools, got {len(tools)}.")]
     return []
 
 
@@ -223,12 +232,31 @@ def _completion_conflicts(request: CompletionRequest) -> list[Problem]:
     if request.num_sequences > MAX_COMPLETIONS:
         sentence = f"n times the prompts must be at most {MAX_COMPLETIONS}, got {request.num_sequences}."
         problems.append(Problem("n", sentence))
-    problems += _echo_conflicts(request)
-    problems += _beam_logprobs_conflicts(request, "logprobs", request.logprobs)
-    if request.best_of is not None and request.best_of != (request.n or 1):
-        sentence = f"best_of must be null or equal to n ({request.n or 1}), got {request.best_of}."
-        problems.append(Problem("best_of", sentence))
-    return problems
+    problems += [*_echo_conflicts(request), *_best_of_conflicts(request), *_suffix_conflicts(request)]
+    if request.logprob_token_ids and request.logprobs is None:
+        problems.append(_needless_token_ids("logprobs is given"))
+    return problems + _beam_logprobs_conflicts(request, "logprobs", request.logprobs)
+
+
+def _best_of_conflicts(request: CompletionRequest) -> list[Problem]:
+    best_of, shown = request.best_of, request.n or 1
+    if best_of is None or best_of == shown:
+        return []
+    if best_of < shown:
+        return [Problem("best_of", f"best_of must be at least n ({shown}), got {best_of}.")]
+    reason = "stream" if request.stream else "use_beam_search" if request.use_beam_search else None
+    return [] if reason is None else [Problem("best_of", f"best_of must be null or n with {reason}.")]
+
+
+def _suffix_conflicts(request: CompletionRequest) -> list[Problem]:
+    if not request.suffix:
+        return []
+    problems = []
+    if not all(isinstance(prompt, str) for prompt in request.prompts):
+        sentence = "suffix must be null or empty where the prompt is token ids: put it among these."
+        problems.append(Problem("suffix", sentence))
+    given = [name for name in ("echo", "truncate_prompt_tokens") if getattr(request, name)]
+    return problems + [Problem(name, f"{name} cannot be combined with suffix.") for name in given]
 
 
 def _echo_conflicts(request: CompletionRequest) -> list[Problem]:
@@ -242,21 +270,32 @@ def _echo_conflicts(request: CompletionRequest) -> list[Problem]:
     return []
 
 
+_CHAT_RANGES = _SHARED | {
+    "max_completion_tokens": _renamed("max_tokens", to="max_completion_tokens"),
+    "top_logprobs": _renamed("logprobs", to="top_logprobs"),
+}
+
 CHAT_READER = RequestReader(
     kind=ChatCompletionRequest,
-    ranges=_SHARED
-    | {
-        "max_completion_tokens": _renamed("max_tokens", to="max_completion_tokens"),
-        "top_logprobs": _renamed("logprobs", to="top_logprobs"),
-    },
+    ranges=_CHAT_RANGES,
     refusals=CHAT_REFUSALS,
     shapes=_SHAPES
     | {
         "messages": {"minItems": 1},
         "tools": {"minItems": 1, "maxItems": MAX_TOOLS},
+        "functions": {"maxItems": MAX_TOOLS},
     },
     oversized=_oversized_chat,
     conflicts=_chat_conflicts,
+)
+
+CHAT_BATCH_READER = RequestReader(
+    kind=ChatBatchRequest,
+    ranges=_CHAT_RANGES | {"n": _renamed("n", to="n").evolve(validator=integer("1 in a batch", 1, 1))},
+    refusals=CHAT_REFUSALS,
+    shapes=_SHAPES | {"messages": {"minItems": 1, "maxItems": MAX_PROMPTS}},
+    oversized=_oversized_batch,
+    conflicts=_batch_conflicts,
 )
 
 COMPLETION_READER = RequestReader(
@@ -265,6 +304,7 @@ COMPLETION_READER = RequestReader(
     | {
         "logprobs": _integer_from(0, "logprobs", "an integer >= 0"),
         "max_tokens": _integer_from(0, "max_tokens", "an integer >= 1, or 0 with echo"),
+        "best_of": _renamed("n", to="best_of"),
     },
     refusals=COMPLETION_REFUSALS,
     shapes=_SHAPES | {"prompt": {"minItems": 1}},

@@ -44,24 +44,19 @@ def _true(*fields: str) -> tuple[Refusal, ...]:
 
 
 _BOTH = (
-    *_null("guided_choice", "guided_grammar", "guided_json", "guided_regex", "truncate_prompt_tokens"),
+    *_null("guided_choice", "guided_grammar", "guided_json", "guided_regex"),
     *_empty("kv_transfer_params", "logits_processors"),
-    *_false("return_tokens_as_token_ids"),
     *_true("spaces_between_special_tokens"),
 )
 
 CHAT_REFUSALS = (
     *_BOTH,
     *_null("audio", "moderation", "web_search_options"),
-    *_empty("functions"),
-    *_false("add_special_tokens", "echo", "return_prompt_text", "store"),
-    *_true("include_reasoning"),
-    Refusal("function_call", 'null or "none"', ("none",)),
+    *_false("store"),
     Refusal("modalities", 'null or ["text"]', (["text"],)),
-    Refusal("verbosity", 'null or "medium"', ("medium",)),
 )
 
-COMPLETION_REFUSALS = (*_BOTH, *_null("prompt_embeds"), *_empty("suffix"))
+COMPLETION_REFUSALS = (*_BOTH, *_null("prompt_embeds"))
 
 HARMLESS = frozenset(
     {
@@ -74,7 +69,6 @@ HARMLESS = frozenset(
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
-        "truncation_side",
         "user",
     }
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
+from trioserve.frontend.prompts import Truncation
+from trioserve.errors import InvalidRequestError
 from trioserve.sampling_params import RepetitionDetection
 from trioserve.server.protocol.response_format import ResponseFormat
 from trioserve.structured_outputs import StructuredOutputsParams
@@ -19,6 +21,8 @@ class StreamOptions:
     """One more chunk, before the end, that carries the usage."""
     continuous_usage_stats: bool | None = None
     """With `include_usage`: every chunk carries the usage so far."""
+    include_obfuscation: bool | None = None
+    """Without an effect: chunks are never padded."""
 
 
 @attrs.frozen(kw_only=True)
@@ -47,6 +51,14 @@ class SamplingFields:
     max_tokens: int | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    """With logprobs: report these tokens', too, after the most likely ones."""
+    return_tokens_as_token_ids: bool | None = None
+    """Logprobs name tokens as "token_id:42", which no two tokens have in common."""
+    truncate_prompt_tokens: int | None = None
+    """A longer prompt is cut to so many tokens; -1: to what leaves room for the answer."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where it is cut; by default at the left, so that the end is kept."""
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     repetition_detection: RepetitionDetection | None = None
@@ -81,6 +93,31 @@ class SamplingFields:
     def num_prompt_logprobs(self) -> int | None:
         """None: no logprobs of the prompt."""
         return self.prompt_logprobs
+
+    def truncation(self, room: int) -> Truncation | None:
+        """Of prompts that share a context of `room` tokens with their answer's limit.
+
+        Raises:
+          InvalidRequestError: more tokens are to be kept than that leaves.
+        """
+        if self.truncate_prompt_tokens is None:
+            return None
+        most = room - (self.token_limit or 1)
+        if most < 1:
+            return None  # whatever the prompt is: then it is the limit that is wrong, and refused as that
+        wanted = self.truncate_prompt_tokens
+        if wanted > most:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens must be at most {most}, which is what the context of {room} tokens "
+                f"leaves beside the answer's limit, got {wanted}.",
+                parameter="truncate_prompt_tokens",
+            )
+        return Truncation(most if wanted == -1 else wanted, keeps_end=self.truncation_side != "right")
+
+    @property
+    def token_limit(self) -> int | None:
+        """Tokens of an answer; None: what the model and its context allow."""
+        return self.max_tokens
 
     @property
     def output_form(self) -> StructuredOutputsParams | None:

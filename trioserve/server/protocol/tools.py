@@ -16,7 +16,10 @@ from trioserve.errors import InvalidRequestError
 from trioserve.server.protocol.lists import shorten
 
 __all__ = [
+    "AllowedTools",
+    "AllowedToolsChoice",
     "CalledFunction",
+    "FunctionChoice",
     "FunctionDefinition",
     "FunctionDelta",
     "FunctionTool",
@@ -78,7 +81,29 @@ class NamedToolChoice:
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice
+@attrs.frozen(kw_only=True)
+class AllowedTools:
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice]
+    """Of the request's tools, by name; what else a definition has is passed over."""
+
+    def __attrs_post_init__(self) -> None:
+        if not self.tools:
+            raise InvalidRequestError("At least one tool must be allowed, got [].", parameter="tools")
+
+
+@attrs.frozen(kw_only=True)
+class AllowedToolsChoice:
+    """As if these were the only tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice
+
+FunctionChoice = Literal["none", "auto"] | NamedFunction
+"""`function_call`, OpenAI's older way of choosing."""
 
 
 @attrs.define

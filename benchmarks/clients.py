@@ -1,0 +1,125 @@
+"""Other people's clients against a real server: each in an environment of its own, with pinned versions.
+
+python benchmarks/clients.py [NAME ...] [--fast] [--cache DIR]
+
+NAME is a folder of tests/clients; without one, all are run. --fast runs those that together take little time,
+and of these what takes little time; it needs no Node. Environments are made under --cache where they are
+missing or their pins have changed; that needs a package index, all else stays on the loopback interface.
+Prints each client's tests as they run and a Markdown table at the end; the exit code is 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+from client_environments import Client, all_clients
+
+from served import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from served import Served
+
+KEY = "sk-clients"
+
+SERVERS = {"TEXT": "smollm2-135m", "TOOLS": "qwen2.5-coder-0.5b"}
+
+# float32, so that an answer does not depend on what ran beside it.
+FLAGS = (
+    "--dtype", "float32", "--kv-cache-memory", "512MiB", "--api-key", KEY, "--log.access", "false",
+)  # fmt: skip
+
+SLOW = {"lm_eval", "litellm"}
+"""Too large, or too long, for the fast selection."""
+
+
+@attrs.frozen
+class Result:
+    client: Client
+    install: float | None
+    """Seconds; None: it was there."""
+    tests: float
+    """Seconds."""
+    passed: bool
+
+
+def main() -> int:
+    clients = all_clients()
+    arguments = parse(clients)
+    names = arguments.name or [
+        name for name, client in clients.items() if not arguments.fast or (client.is_python and name not in SLOW)
+    ]
+    installed = {name: install(clients[name], arguments.cache) for name in names}
+    with ExitStack() as stack:
+        environment = start_servers(stack)
+        results = [
+            run(clients[name], installed[name], arguments, environment) for name in names
+        ]
+    print(table(results))
+    return int(not all(result.passed for result in results))
+
+
+def parse(clients: Iterable[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(clients)}", metavar="NAME", choices=[*clients, []])
+    parser.add_argument("--fast", action="store_true", help="a selection that takes little time")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path("~/.cache/trioserve-clients").expanduser(),
+        help="folder of the environments [%(default)s]",
+    )
+    return parser.parse_args()
+
+
+def install(client: Client, cache: Path) -> float | None:
+    """Seconds that it took; None if it was there."""
+    if client.is_installed(cache):
+        return None
+    print(f"\n== installing {client.name}", flush=True)
+    began = time.perf_counter()
+    client.install(cache)
+    return time.perf_counter() - began
+
+
+def start_servers(stack: ExitStack) -> dict[str, str]:
+    """What the tests find them by."""
+    environment = {"TRIOSERVE_CLIENTS_KEY": KEY}
+    for name, model in SERVERS.items():
+        server: Served = stack.enter_context(serve(["--model", model, *FLAGS]))
+        environment[f"TRIOSERVE_{name}_URL"] = f"http://127.0.0.1:{server.port}"
+        environment[f"TRIOSERVE_{name}_MODEL"] = model
+    return environment
+
+
+def run(
+    client: Client, installed: float | None, arguments: argparse.Namespace, environment: Mapping[str, str]
+) -> Result:
+    print(f"\n== {client.name}: {', '.join(client.versions)}", flush=True)
+    began = time.perf_counter()
+    command = client.command(arguments.cache, fast=arguments.fast)
+    done = subprocess.run(command, env={**os.environ, **environment}, check=False)
+    return Result(client, installed, time.perf_counter() - began, done.returncode == 0)
+
+
+def table(results: Iterable[Result]) -> str:
+    rows = ["", "| client | versions | install, s | tests, s | |", "|---|---|---|---|---|"]
+    for result in results:
+        installed = "-" if result.install is None else f"{result.install:.0f}"
+        word = "passed" if result.passed else "FAILED"
+        versions = ", ".join(result.client.versions)
+        rows.append(f"| {result.client.name} | {versions} | {installed} | {result.tests:.0f} | {word} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

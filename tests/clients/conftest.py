@@ -1,0 +1,38 @@
+"""The two servers. `benchmarks/clients.py` starts them and says where they are."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from endpoint import Endpoint
+
+
+def _endpoint(name: str) -> Endpoint:
+    try:
+        return Endpoint(
+            os.environ[f"TRIOSERVE_{name}_URL"].rstrip("/"), os.environ[f"TRIOSERVE_{name}_MODEL"]
+        )
+    except KeyError as error:
+        raise pytest.UsageError(f"{error} is not set: run `python benchmarks/clients.py`") from None
+
+
+@pytest.fixture(scope="session")
+def text() -> Endpoint:
+    """A small model that chats, and knows nothing of tools."""
+    return _endpoint("TEXT")
+
+
+@pytest.fixture(scope="session")
+def tools() -> Endpoint:
+    """A model that was trained to call tools."""
+    return _endpoint("TOOLS")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest) -> None:
+    """When a client is done, so is the server."""
+    yield
+    for name in ("text", "tools"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).wait_until_idle()

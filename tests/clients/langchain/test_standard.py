@@ -1,0 +1,43 @@
+"""LangChain's own standard tests of a chat model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from endpoint import Endpoint
+from langchain_openai import ChatOpenAI
+from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+
+class TestChatModel(ChatModelIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def _endpoint(self, tools: Endpoint) -> None:
+        self._tools = tools
+
+    @property
+    def chat_model_class(self) -> type[ChatOpenAI]:
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {
+            "base_url": self._tools.api,
+            "api_key": self._tools.key,
+            "model": self._tools.model,
+            "temperature": 0,
+            "max_tokens": 128,
+            "max_retries": 0,
+        }
+
+    @property
+    def has_tool_choice(self) -> bool:
+        return True
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def returns_usage_metadata(self) -> bool:
+        return True
