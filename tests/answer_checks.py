@@ -15,6 +15,7 @@ import jsonschema_rs
 from openai_schemas import check_openai, check_schema
 from trioserve.server.openapi import Description
 from trioserve.server.openapi_routes import ROUTES
+from trioserve.server.protocol.anthropic_answers import AnthropicErrorResponse
 from trioserve.server.protocol.errors import ErrorResponse
 
 __all__ = ["NOWHERE", "Answer", "Operation", "WrongAnswerError", "operations"]
@@ -36,7 +37,7 @@ class Operation:
     """Its errors are OpenAI's."""
 
 
-NOWHERE = Operation("", "", {})
+NOWHERE = Operation("", "", {}, is_openai=False)
 """There is no such route, or not with this method."""
 
 
@@ -78,7 +79,21 @@ def _validator(schema: str) -> jsonschema_rs.Draft202012Validator:
     )
 
 
-_ERROR = {"$ref": f"#/components/schemas/{ErrorResponse.__name__}"}
+def _narrowed(schema: Any, value: Any) -> Any:
+    """Of a union, the part that has the type of `value`, if there is one: its errors say more."""
+    tag = value.get("type") if isinstance(value, dict) else None
+    for part in schema.get("anyOf", ()) if tag is not None else ():
+        component = _document()["components"]["schemas"][part.get("$ref", "").rpartition("/")[2]]
+        if tag in component["properties"].get("type", {}).get("enum", ()):
+            return part
+    return schema
+
+
+_ERROR = {
+    "anyOf": [
+        {"$ref": f"#/components/schemas/{kind.__name__}"} for kind in (ErrorResponse, AnthropicErrorResponse)
+    ]
+}
 
 
 @attrs.define
@@ -144,7 +159,7 @@ class Answer:
 
     def _check_value(self, value: Any, schema: Any, *, is_event: bool, is_error: bool) -> None:
         with self._naming(value):
-            _validator(json.dumps(schema)).validate(value)
+            _validator(json.dumps(_narrowed(schema, value))).validate(value)
             if not is_error:
                 check_openai(self.operation.method, self.operation.path, value, is_event=is_event)
             elif self.operation.is_openai:

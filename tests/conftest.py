@@ -1,5 +1,5 @@
-"""Every test is checked for what it leaves behind (threads, child processes, file descriptors), and for answers
-that are not as described."""
+"""Every test is checked for what it leaves behind (threads, child processes, file descriptors), and for
+answers that are not as described."""
 
 from __future__ import annotations
 

@@ -55,11 +55,21 @@ EOS = 11
 
 
 class FakeTokenizer:
+    def __init__(self) -> None:
+        self.added_tokens: dict[str, int] = {}
+
     def token_bytes(self, token_id: int) -> bytes:
         return VOCABULARY[token_id]
 
     def token_text(self, token_id: int) -> str:
         return VOCABULARY[token_id].decode(errors="replace")
+
+    def spelling(self, token_id: int) -> str:
+        return VOCABULARY[token_id].decode("latin-1")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """As a `Call` counts them."""
+        return [7] * len(text.split())
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return b"".join(VOCABULARY[token_id] for token_id in token_ids).decode(errors="replace")
@@ -99,7 +109,9 @@ class Answer:
     error: Exception | None = None
     """Raised after the last token."""
     alternatives: tuple[tuple[int, float, int], ...] = ()
-    """(token, logprob, rank) of every position, beside the sampled one at -0.5."""
+    """(token, logprob, rank) of every position, beside the sampled one."""
+    logprob: float = -0.5
+    """Of every token."""
     sampled_rank: int = 1
     hidden: tuple[int, ...] = ()
     """Positions whose text the detokenizer holds back; it comes with the next one."""
@@ -297,7 +309,7 @@ def _pieces(call: Call, index: int, answer: Answer) -> list[CompletionOutput]:
 
 def _logprobs(token_id: int, answer: Answer) -> dict[int, Logprob]:
     tokenizer = FakeTokenizer()
-    entries = [(token_id, -0.5, answer.sampled_rank), *answer.alternatives]
+    entries = [(token_id, answer.logprob, answer.sampled_rank), *answer.alternatives]
     found: dict[int, Logprob] = {}
     for entry_id, logprob, rank in entries:
         found.setdefault(entry_id, Logprob(logprob, rank, tokenizer.token_text(entry_id)))
@@ -311,9 +323,15 @@ def _join(pieces: list[CompletionOutput]) -> CompletionOutput:
         text="".join(piece.text for piece in pieces),
         token_ids=[token_id for piece in pieces for token_id in piece.token_ids],
         logprobs=None if last.logprobs is None else [row for piece in pieces for row in piece.logprobs or ()],
+        cumulative_logprob=_cumulative_logprob(pieces),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
     )
+
+
+def _cumulative_logprob(pieces: list[CompletionOutput]) -> float | None:
+    rows = [row for piece in pieces for row in piece.logprobs or ()]
+    return sum(next(iter(row.values())).logprob for row in rows) if rows else None
 
 
 def _prompt_logprobs(call: Call, answer: Answer) -> list[TokenLogprobs | None] | None:

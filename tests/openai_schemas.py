@@ -18,6 +18,7 @@ __all__ = ["check_openai", "check_schema", "openai_schema"]
 Schema = dict[str, Any]
 
 _NULL: Schema = {"type": "null"}
+_CHUNK = "CompletionChunk"
 
 _ALLOWED: tuple[tuple[str, str, Schema, str], ...] = (
     (
@@ -35,12 +36,12 @@ _ALLOWED: tuple[tuple[str, str, Schema, str], ...] = (
     ),
     ("CreateCompletionResponse", "choices.*.logprobs.top_logprobs.*", _NULL, "the same"),
     (
-        "CompletionChunk", "choices.*.finish_reason", _NULL,
+        _CHUNK, "choices.*.finish_reason", _NULL,
         "OpenAI has one schema for whole and streamed completions; in a stream a choice has not ended yet",
     ),
-    ("CompletionChunk", "usage", _NULL, "null in all chunks but the last, where usage was asked for"),
+    (_CHUNK, "usage", _NULL, "null in all chunks but the last, where usage was asked for"),
 )  # fmt: skip
-"""(schema, place, what may be there besides, why)."""
+"""(schema, place, what may be there besides, why). A schema that is not OpenAI's begins as the one before."""
 
 _BY_ROUTE = {
     ("post", "/v1/chat/completions"): "CreateChatCompletionResponse",
@@ -56,7 +57,7 @@ _BY_ROUTE = {
 
 _EVENTS_BY_ROUTE = {
     ("post", "/v1/chat/completions"): "CreateChatCompletionStreamResponse",
-    ("post", "/v1/completions"): "CompletionChunk",
+    ("post", "/v1/completions"): _CHUNK,
     ("post", "/v1/responses"): "ResponseStreamEvent",
     ("get", "/v1/responses/{response_id}"): "ResponseStreamEvent",
 }
@@ -96,9 +97,12 @@ def _validator(name: str) -> jsonschema_rs.Draft202012Validator:
 def _schemas() -> dict[str, Schema]:
     text = (Path(__file__).parent / "data" / "openai_schemas.json").read_text()
     schemas: dict[str, Schema] = _as_json_schema(json.loads(text)["components"]["schemas"])
-    schemas["CompletionChunk"] = copy.deepcopy(schemas["CreateCompletionResponse"])
+    last = ""
     for name, place, further, _ in _ALLOWED:
+        if name not in schemas:
+            schemas[name] = copy.deepcopy(schemas[last])
         _allow(schemas[name], place.split("."), further)
+        last = name
     return schemas
 
 

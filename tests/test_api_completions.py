@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import trio
+import trio.testing
 
 from helpers_api import Answer, Call, Client, FakeLLM, Reply
 from trioserve.errors import EngineDeadError
-from trioserve.frontend.prompts import TextPrompt
+from trioserve.frontend.prompts import TextPrompt, Truncation
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import RequestOutputKind
+
+if TYPE_CHECKING:
+    from fake_engine import FakeEngine
 
 PATH = "/v1/completions"
 
@@ -137,6 +142,124 @@ async def test_echo_of_token_ids_is_their_text() -> None:
 async def test_token_ids() -> None:
     (choice,) = (await ask(FakeLLM(), prompt=[4, 5], return_token_ids=True)).json["choices"]
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([4, 5], [0, 1, 2])
+
+
+# Best of several
+
+
+def by_likelihood(call: Call, index: int) -> Answer:
+    """Four answers of two and three tokens, of which those at the end are the likeliest by token."""
+    return Answer(token_ids=(index,) * (2 + index % 2), logprob=index - 4.0)
+
+
+async def test_the_best_of_several() -> None:
+    llm = FakeLLM(by_likelihood)
+    reply = (await ask(llm, best_of=4, n=2)).json
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [
+        (0, "!!!"),
+        (1, " world world"),
+    ]
+    assert all(choice["logprobs"] is None for choice in reply["choices"])  # nobody asked for them
+    assert reply["usage"]["completion_tokens"] == 2 + 3 + 2 + 3  # what was drawn
+    assert (llm.calls[0].params.n, llm.calls[0].params.logprobs) == (4, 0)
+
+
+async def test_the_best_of_several_for_each_prompt() -> None:
+    reply = (await ask(FakeLLM(by_likelihood), prompt=["a", "b c"], best_of=3, n=1, logprobs=0)).json
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [
+        (0, " world world"),
+        (1, " world world"),
+    ]
+    assert reply["choices"][1]["logprobs"]["token_logprobs"] == [-2.0, -2.0]
+
+
+async def test_all_that_are_drawn_take_room() -> None:
+    reply = await ask(FakeLLM(), prompt=["Hi"] * 129, best_of=128)
+    assert (reply.status, reply.error["param"]) == (400, "n")
+
+
+# Long prompts
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, [1, 2, 3, 4, 5]),
+        ({"truncate_prompt_tokens": 3}, [3, 4, 5]),
+        ({"truncate_prompt_tokens": 9}, [1, 2, 3, 4, 5]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, [3, 4, 5]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, [1, 2, 3]),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 62}, [4, 5]),
+    ],
+)
+async def test_a_prompt_of_token_ids_is_cut(fields: dict[str, Any], expected: list[int]) -> None:
+    llm = FakeLLM()
+    assert (await ask(llm, prompt=[1, 2, 3, 4, 5], **fields)).status == 200
+    assert llm.calls[0].prompt == expected
+
+
+async def test_a_text_is_cut_by_whoever_tokenizes_it() -> None:
+    llm = FakeLLM()
+    await ask(llm, truncate_prompt_tokens=-1, truncation_side="right", max_tokens=None)
+    assert llm.calls[0].prompt.truncation == Truncation(64 - 16, keeps_end=False)
+
+
+async def test_a_limit_that_leaves_no_room_is_what_is_wrong(fake: FakeEngine) -> None:
+    request = {"prompt": "abc", "max_tokens": 200, "truncate_prompt_tokens": -1}
+    reply = await Client(fake.llm).post(PATH, request)  # type: ignore[arg-type]  # a real one
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", "cdef"), ("right", "abcd")])
+async def test_an_echo_shows_what_was_kept_of_a_text(fake: FakeEngine, side: str, kept: str) -> None:
+    request = {"prompt": "abcdef", "echo": True, "truncate_prompt_tokens": 4, "truncation_side": side}
+    async with trio.open_nursery() as nursery:
+
+        async def answer() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            fake.client.emit(fake.client.added[0], "xy", FinishReason.LENGTH)
+
+        nursery.start_soon(answer)
+        reply = await Client(fake.llm).post(PATH, request)  # type: ignore[arg-type]  # a real one
+    assert reply.json["choices"][0]["text"] == kept + "xy"
+    assert reply.json["usage"]["prompt_tokens"] == 4
+
+
+async def test_a_text_of_any_length_can_be_cut(fake: FakeEngine) -> None:
+    """Also one that would not be tokenized for its length alone."""
+    text = "ab" * 16_384  # characters; the context has 128 tokens
+    request = {"prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 2, "return_token_ids": True}
+    client = Client(fake.llm)  # type: ignore[arg-type]  # a real one
+    async with trio.open_nursery() as nursery:
+
+        async def answer() -> None:
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            fake.client.emit(fake.client.added[0], "x", FinishReason.LENGTH)
+
+        nursery.start_soon(answer)
+        reply = await client.post(PATH, request)
+    assert reply.json["choices"][0]["prompt_token_ids"] == list(b"ab")
+    assert (await client.post(PATH, request | {"truncate_prompt_tokens": None})).status == 400
+
+
+# Logprobs by other names
+
+
+async def test_tokens_by_their_ids() -> None:
+    answer = Answer(token_ids=(9, 10), alternatives=((2, -0.25, 1),), sampled_rank=2)
+    request = {"prompt": [0, 3], "logprobs": 1, "echo": True, "return_tokens_as_token_ids": True}
+    logprobs = (await ask(FakeLLM(answer), **request)).json["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:0", "token_id:3", "token_id:9", "token_id:10"]
+    assert logprobs["top_logprobs"][3] == {"token_id:2": -0.25, "token_id:10": -0.5}
+    assert logprobs["text_offset"] == [0, 5, 6, 6]
+
+
+async def test_logprobs_of_tokens_that_are_named() -> None:
+    answer = Answer(token_ids=(0,), alternatives=((2, -0.6, 2), (3, -8.0, 70), (4, -9.0, 80)))
+    llm = FakeLLM(answer)
+    reply = (await ask(llm, logprobs=1, logprob_token_ids=[4, 0, 7])).json
+    assert reply["choices"][0]["logprobs"]["top_logprobs"] == [{"Hello": -0.5, " How": -9.0}]
+    assert llm.calls[0].params.logprob_token_ids == (4, 0, 7)
 
 
 # Streams

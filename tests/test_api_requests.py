@@ -55,16 +55,22 @@ async def test_so_many_completions_at_a_time() -> None:
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
         ({"tools": []}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"functions": [{"name": "a b"}]}, "functions[0].name"),
         ({"function_call": "auto"}, "function_call"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"logprobs": True, "logprob_token_ids": [-1]}, "logprob_token_ids"),
+        ({"reasoning_effort": "hard"}, "reasoning_effort"),
+        ({"verbosity": "terse"}, "verbosity"),
+        ({"service_tier": "gold"}, "service_tier"),
+        ({"metadata": {"a": 1}}, "metadata[a]"),
+        ({"moderation": {"model": "x"}}, "moderation"),
         ({"store": True}, "store"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"echo": True}, "echo"),
+        ({"echo": "yes"}, "echo"),
         ({"chat_template": "x"}, "chat_template"),
-        ({"include_reasoning": False}, "include_reasoning"),
+        ({"include_reasoning": 0}, "include_reasoning"),
         ({"web_search_options": {}}, "web_search_options"),
     ],
 )
@@ -88,7 +94,15 @@ async def test_chat_names_the_wrong_field(change: dict[str, object], param: str)
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 3}, "best_of"),
+        ({"suffix": "x", "prompt": [1, 2]}, "suffix"),
+        ({"suffix": "x", "echo": True}, "echo"),
+        ({"suffix": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 3, "stream": True}, "best_of"),
+        ({"best_of": 3, "use_beam_search": True}, "best_of"),
+        ({"logprob_token_ids": [1]}, "logprob_token_ids"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"echo": True, "logprobs": 1, "stream": True, "n": 2}, "echo"),
@@ -150,7 +164,15 @@ async def test_completions_name_the_wrong_field(change: dict[str, object], param
         ),
         ({"logits_processors": ["x"]}, "logits_processors"),
         ({"vllm_xargs": [1]}, "vllm_xargs"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 60, "max_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncation_side": "middle"}, "truncation_side"),
+        ({"return_tokens_as_token_ids": 1}, "return_tokens_as_token_ids"),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": 1}},
+            "stream_options.include_obfuscation",
+        ),
         ({"cache_salt": ""}, "cache_salt"),
         ({"request_id": "two\nlines"}, "request_id"),
         ({"model": 5}, "model"),
@@ -195,6 +217,7 @@ async def test_both_name_the_wrong_field(path: str, change: dict[str, object], p
             "temperature": 1,
         },  # JSON has one number type
         {"n": 2, "temperature": 0},
+        {"stream": False, "logprob_token_ids": [], "truncation_side": "left"},
     ],
 )
 async def test_harmless_fields_are_accepted(path: str, change: dict[str, object]) -> None:
@@ -210,6 +233,7 @@ async def test_harmless_fields_are_accepted(path: str, change: dict[str, object]
         {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
         {"tool_choice": "none", "functions": [], "function_call": "none", "modalities": ["text"]},
         {"verbosity": "medium", "include_reasoning": True, "echo": False},
+        {"max_tokens": 63, "max_completion_tokens": None},
     ],
 )
 async def test_harmless_fields_of_chat_are_accepted(change: dict[str, object]) -> None:
@@ -288,10 +312,28 @@ async def test_unknown_path_and_wrong_method() -> None:
     reply = await client.get("/v1/nothing")
     assert (reply.status, reply.error["type"]) == (404, "invalid_request_error")
     assert "GET /v1/nothing" in reply.error["message"]
-    reply = await client.get(CHAT_PATH)
+    reply = await client.get(TEXT_PATH)
     assert reply.status == 405
     assert "POST" in reply.headers["allow"]
     assert (await client.post("/v1/models", {})).status == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", CHAT_PATH),
+        ("GET", f"{CHAT_PATH}/chatcmpl-1"),
+        ("POST", f"{CHAT_PATH}/chatcmpl-1"),
+        ("DELETE", f"{CHAT_PATH}/chatcmpl-1"),
+        ("GET", f"{CHAT_PATH}/chatcmpl-1/messages"),
+    ],
+)
+async def test_stored_completions_are_refused_with_the_reason(method: str, path: str) -> None:
+    client = Client(FakeLLM())
+    reply = await client.call(method, path, b"{}", {"content-type": "application/json"})
+    assert (reply.status, reply.error["code"]) == (404, "completions_not_stored")
+    assert "store" in reply.error["message"]
+    assert ("chatcmpl-1" in reply.error["message"]) == (path != CHAT_PATH)
 
 
 async def test_unknown_fields_are_logged_at_debug_only(caplog: pytest.LogCaptureFixture) -> None:

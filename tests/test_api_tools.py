@@ -312,6 +312,15 @@ async def test_the_form_of_required_calls(parallel: bool | None, most: int) -> N
     assert not validator.is_valid([call | {"name": "list_files", "arguments": []}])
 
 
+async def test_allowed_tools_are_all_that_there_are() -> None:
+    llm = FakeLLM()
+    await ask(llm, tools=TOOLS, tool_choice=allowing("required", ["list_files"]))
+    validator = jsonschema.Draft202012Validator(form_of(llm))
+    assert validator.is_valid([{"name": "list_files", "arguments": {}}])
+    assert not validator.is_valid([{"name": "get_weather", "arguments": {"city": "Rome"}}])
+    assert llm.rendered[0]["tools"] == [FILES]
+
+
 @pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, REQUIRED, NAMED])
 async def test_tools_reach_the_template_as_they_were_given(fields: dict[str, Any]) -> None:
     llm = FakeLLM()
@@ -354,23 +363,36 @@ def choosing(name: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+def allowing(mode: str, names: list[str]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [choosing(n) for n in names]}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"tools": TOOLS}, "tool_choice", '"required"'),
-        ({"tools": TOOLS, "tool_choice": "auto"}, "tool_choice", '"auto"'),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "'any'"),
         ({"tools": TOOLS, "tool_choice": True}, "tool_choice", "True"),
         ({"tools": TOOLS, "tool_choice": choosing("other")}, "tool_choice.function.name", "'other'"),
         ({"tools": TOOLS, "tool_choice": choosing(5)}, "tool_choice.function.name", "string"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice.function", "required"),
+        ({"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice.type", "'custom'"),
+        ({"tools": TOOLS, "tool_choice": {"type": None}}, "tool_choice.type", "None"),
         (
-            {
-                "tools": TOOLS,
-                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}},
-            },
-            "tool_choice.type",
-            "'allowed_tools'",
+            {"tools": TOOLS, "tool_choice": allowing("some", ["f"])},
+            "tool_choice.allowed_tools.mode",
+            "'some'",
+        ),
+        ({"tools": TOOLS, "tool_choice": allowing("auto", [])}, "tool_choice.allowed_tools.tools", "[]"),
+        (
+            {"tools": TOOLS, "tool_choice": allowing("auto", ["get_weather", "f"])},
+            "tool_choice.allowed_tools.tools[1].function.name",
+            "'f'",
+        ),
+        ({"tool_choice": allowing("auto", ["f"])}, "tool_choice", "tools"),
+        (
+            {**REQUIRED, "messages": [{"role": "assistant", "content": "a"}], "echo": True},
+            "echo",
+            "tool_choice",
         ),
         ({"tool_choice": "required"}, "tool_choice", "tools"),
         ({"tool_choice": choosing("f")}, "tool_choice", "tools"),

@@ -61,6 +61,14 @@ async def test_it_is_served_as_json() -> None:
     assert "security" not in reply.json
 
 
+async def test_what_a_flag_adds_is_described_with_the_flag_only() -> None:
+    plain = (await Client(FakeLLM()).get("/openapi.json")).json["paths"]
+    args = ServerArgs(enable_control_routes=True)
+    added = (await Client(FakeLLM(), args).get("/openapi.json")).json["paths"].keys() - plain.keys()
+    assert {"/pause", "/is_sleeping"} <= added
+    assert "/tokenizer_info" not in added
+
+
 async def test_it_needs_a_key_and_says_so() -> None:
     client = Client(FakeLLM(), ServerArgs(api_key=("k",)))
     assert (await client.get("/openapi.json")).status == 401
@@ -72,10 +80,12 @@ async def test_it_needs_a_key_and_says_so() -> None:
 
 
 def test_every_route_is_described_and_no_other() -> None:
-    app = Client(FakeLLM()).app
+    flags = {route.flag: True for route in ROUTES if route.flag is not None}
+    app = Client(FakeLLM(), ServerArgs(**flags)).app
     served = {
         (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method.lower())
         for rule in app.url_map.iter_rules()
+        if rule.endpoint != "docs_file"  # what a page loads
         for method in rule.methods - {"HEAD", "OPTIONS"}
     }
     described = {(path, method) for path, operations in describe()["paths"].items() for method in operations}
@@ -116,7 +126,7 @@ def test_a_value_is_described_as_it_is_read(name: str, field: str) -> None:
 
 def test_there_are_bounds_to_test() -> None:
     fields = {field for _, field in FIELDS}
-    assert {"n", "seed", "temperature", "top_p", "top_logprobs", "timeout", "functions", "suffix"} <= fields
+    assert {"n", "seed", "temperature", "top_p", "top_logprobs", "timeout", "best_of", "store"} <= fields
 
 
 @pytest.mark.parametrize(
@@ -193,7 +203,10 @@ async def test_errors_and_models_are_as_described() -> None:
 def test_a_response_has_no_keys_that_are_not_described() -> None:
     """A new field of a class is a new property: nothing to keep in step by hand."""
     schemas = describe()["components"]["schemas"]
-    properties = {"content", "role", "refusal", "annotations", "tool_calls"}
+    properties = {
+        "content", "role", "refusal", "annotations", "tool_calls", "function_call", "reasoning",
+        "reasoning_content",
+    }  # fmt: skip
     assert properties == set(schemas["AssistantMessage"]["properties"])
     assert schemas["Delta"].get("required") is None
     assert set(schemas["ModelCard"]["required"]) == set(schemas["ModelCard"]["properties"])

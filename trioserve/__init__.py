@@ -29,6 +29,7 @@ from trioserve.errors import EngineRestartingError as EngineRestartingError
 from trioserve.errors import EngineStartError as EngineStartError
 from trioserve.errors import InvalidConfigError as InvalidConfigError
 from trioserve.errors import InvalidRequestError as InvalidRequestError
+from trioserve.errors import LoRANotFoundError as LoRANotFoundError
 from trioserve.errors import ModelNotSupportedError as ModelNotSupportedError
 from trioserve.errors import ModelSourceError as ModelSourceError
 from trioserve.errors import OverloadedError as OverloadedError
@@ -40,6 +41,7 @@ from trioserve.frontend.request_stream import RequestStream as RequestStream
 from trioserve.frontend.streaming_input import StreamingInput as StreamingInput
 from trioserve.llm import LLM as LLM
 from trioserve.llm_engine import LLMEngine as LLMEngine
+from trioserve.lora_request import LoRARequest as LoRARequest
 from trioserve.outputs import BeamSearchOutput as BeamSearchOutput
 from trioserve.outputs import BeamSearchSequence as BeamSearchSequence
 from trioserve.outputs import CompletionOutput as CompletionOutput

@@ -26,6 +26,7 @@ __all__ = [
     "choice",
     "fail",
     "flag",
+    "json_object",
     "keys",
     "nested",
     "number",
@@ -166,6 +167,23 @@ def nested(field: str, kind: type[T]) -> Callable[[Any], T]:
         except Exception as error:
             problem = find_problems(error, field)[0]
             raise InvalidConfigError(f"{problem.path} {problem.message}.", field=problem.path) from None
+
+    return convert
+
+
+def json_object(field: str) -> Callable[[Any], dict[str, Any]]:
+    """A dict, or JSON of an object."""
+
+    def convert(value: Any) -> dict[str, Any]:
+        given = value
+        if isinstance(value, str):
+            try:
+                given = json.loads(value)
+            except ValueError:
+                raise fail(field, value, "a JSON object") from None
+        if not isinstance(given, dict):
+            raise fail(field, value, "a JSON object")
+        return given
 
     return convert
 

@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from trioserve.errors import ClosedError, TrioserveError
+from trioserve.frontend.adapters import Adapters
 from trioserve.frontend.admission import Admission
 from trioserve.frontend.arguments import names_of, sampling_params_or_default
 from trioserve.frontend.beam_search_request import run_beam_search
@@ -40,7 +41,7 @@ from trioserve.observability.throughput_log import log_throughput
 from trioserve.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Unpack
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.errors import EngineDeadError
+    from trioserve.frontend.adapters import Adapter
     from trioserve.frontend.channel import OutputChannel
     from trioserve.frontend.chat_template import ChatOptions
     from trioserve.frontend.control import PauseMode, WakeTag
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from trioserve.frontend.request_stream import Input, Source
     from trioserve.link.client import EngineCoreClient
     from trioserve.link.messages import Ready
+    from trioserve.lora_request import LoRARequest
     from trioserve.outputs import BeamSearchOutput, RequestOutput
     from trioserve.sampling_params import SamplingParams
 
@@ -86,6 +89,7 @@ class AsyncLLM:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self._engine = EngineSlot()
+        self._adapters = Adapters(config, self._engine.get_client)
         self._stack = AsyncExitStack()
         self._control = EngineControl(self._engine.get_client, lambda: self._requests.abort_all())  # noqa: PLW0108 - it is set later
 
@@ -151,8 +155,9 @@ class AsyncLLM:
     @asynccontextmanager
     async def _open_core(self, loaded: trio.Event) -> AsyncIterator[EngineCoreClient]:
         """A core, from the moment at which there can be requests for it."""
-        async with open_client(self.config, self.model) as client:
+        async with open_client(self._adapters.for_core(self.config), self.model) as client:
             await loaded.wait()
+            self._adapters.take_over(client)
             yield client
 
     async def _load_tokenizer(self, loaded: trio.Event) -> None:
@@ -173,6 +178,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> RequestStream:
         """A request as a scope, and its outputs as they come: `async with llm.stream(...) as outputs`.
 
@@ -189,37 +195,61 @@ class AsyncLLM:
           request_id: a name for `abort` and for the outputs; made up if not given, and need not be unique.
           cache_salt: prefix cache blocks are shared only among requests with the same salt. By default the
             prompt's own.
+          lora_request: the adapter to run with, which is loaded if it is not there and has a path.
 
         Entering it raises:
           InvalidRequestError: prompt or parameters cannot be served by this model. (A grammar is refused
-            later, by the engine: then reading raises this.)
+            later, by the engine: then reading raises this.) LoRANotFoundError, which is one: there is no such
+            adapter.
           EngineDeadError: the engine core is gone.
           OverloadedError: the engine core is too far behind to take it; or EngineRestartingError, which is
             one: it has died, and the next one is not ready yet.
         """
-        routing = Routing(priority=priority, cache_salt=cache_salt)
+        routing = partial(self._route, priority, cache_salt, lora_request)
         return RequestStream(partial(self._open_source, prompt, params, routing, request_id))
 
     async def _open_source(
-        self, prompt: Input, params: SamplingParams | None, routing: Routing, request_id: str | None
+        self,
+        prompt: Input,
+        params: SamplingParams | None,
+        route: Callable[[], Awaitable[Routing]],
+        request_id: str | None,
     ) -> Source:
         self._engine.get_client()
-        return await open_source(self._requests, prompt, params, routing, request_id)
+        return await open_source(self._requests, prompt, params, await route(), request_id)
+
+    async def _route(
+        self, priority: int = 0, cache_salt: str | None = None, lora_request: LoRARequest | None = None
+    ) -> Routing:
+        """Not a checkpoint, unless an adapter has to be loaded."""
+        adapter = await self._adapters.find(lora_request)
+        return Routing(priority=priority, cache_salt=cache_salt, adapter=adapter)
 
     async def complete(
-        self, prompt: PromptType, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> RequestOutput:
         """The whole result. Cancelling it ends the request in the engine. Raises as `stream` does."""
         params = attrs.evolve(sampling_params_or_default(params), output_kind=RequestOutputKind.FINAL_ONLY)
-        async with self.stream(prompt, params, request_id=request_id) as outputs:
+        async with self.stream(prompt, params, request_id=request_id, lora_request=lora_request) as outputs:
             return await anext(outputs)
 
     async def generate(
-        self, prompt: Input, sampling_params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Input,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """As vLLM has it: an async generator. Prefer `stream`: a generator that was begun and not exhausted
         ends its request only when it is closed, and nobody closes it on a `break`."""
-        source = await self._open_source(prompt, sampling_params, Routing(), request_id)
+        route = partial(self._route, lora_request=lora_request)
+        source = await self._open_source(prompt, sampling_params, route, request_id)
         try:
             while not source.exhausted:
                 yield await source.take()
@@ -235,6 +265,7 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> BeamSearchOutput:
         """The `beam_width` best continuations; see `trioserve.frontend.beam_search` for which those are.
 
@@ -249,7 +280,7 @@ class AsyncLLM:
             self._requests,
             prompt,
             params,
-            Routing(priority=priority, cache_salt=cache_salt),
+            await self._route(priority, cache_salt, lora_request),
             request_id=request_id,
             eos_token_ids=self.model.eos_token_ids,
         )
@@ -262,12 +293,13 @@ class AsyncLLM:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> OutputChannel:
         """Start a request and return its channel, which the caller must `release`: for those who need many
         requests in one task. Raises as `stream` does. Cancelling it leaves nothing behind: the request is
         registered and sent after the last checkpoint."""
         self._engine.get_client()
-        routing = Routing(priority=priority, cache_salt=cache_salt)
+        routing = await self._route(priority, cache_salt, lora_request)
         return await self._requests.submit(prompt, params, routing, request_id=request_id)
 
     def check_room(self, num_sequences: int = 1) -> None:
@@ -306,6 +338,25 @@ class AsyncLLM:
         """
         self._engine.get_client()
         return TextPrompt(await self._chats.render(messages, **options), add_special_tokens=False)
+
+    # LoRA adapters: see `trioserve.frontend.adapters.Adapters` for details, and for what these raise
+
+    async def load_lora(self, lora_request: LoRARequest) -> None:
+        """Let requests have this adapter; with its `load_inplace`, in place of the one that has its name."""
+        await self._adapters.load(lora_request, again=lora_request.load_inplace)
+
+    async def unload_lora(self, name: str) -> None:
+        """Let no new request have it; those that have it keep it to their end."""
+        await trio.lowlevel.checkpoint()
+        self._adapters.unload(name)
+
+    async def list_loras(self) -> Sequence[Adapter]:
+        """Those that new requests may have, the oldest first."""
+        await trio.lowlevel.checkpoint()
+        return self._adapters.list()
+
+    def has_lora(self, name: str) -> bool:
+        return self._adapters.has(name)
 
     # State
 

@@ -2,7 +2,8 @@
 
 TrioserveError
 ├─ InvalidRequestError   the request is wrong; sending it again changes nothing   (HTTP 4xx)
-│  └─ PromptTooLongError  it is longer than the model's context
+│  ├─ PromptTooLongError  it is longer than the model's context
+│  └─ LoRANotFoundError   there is no such LoRA adapter                            (HTTP 404)
 ├─ InvalidConfigError    an argument, flag or config file is wrong
 ├─ ModelSourceError      the model could not be found, fetched or verified
 ├─ ModelNotSupportedError  the model was found, and cannot be served
@@ -24,6 +25,7 @@ __all__ = [
     "EngineStartError",
     "InvalidConfigError",
     "InvalidRequestError",
+    "LoRANotFoundError",
     "ModelNotSupportedError",
     "ModelSourceError",
     "OverloadedError",
@@ -52,6 +54,13 @@ class PromptTooLongError(InvalidRequestError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, parameter="prompt")
+
+
+class LoRANotFoundError(InvalidRequestError):
+    """No adapter is loaded under this name, or there is none in this directory."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, parameter="lora_request")
 
 
 class InvalidConfigError(TrioserveError, ValueError):

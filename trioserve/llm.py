@@ -18,6 +18,7 @@ from trioserve.beam_search_params import BeamSearchParams
 from trioserve.frontend.arguments import check_type
 from trioserve.frontend.prompts import PromptType
 from trioserve.llm_engine import LLMEngine
+from trioserve.lora_request import LoRARequest
 from trioserve.progress_bar import ProgressBar
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 from trioserve.validators import shown
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from trioserve.frontend.adapters import Adapter
     from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.outputs import BeamSearchOutput, RequestOutput
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["LLM"]
 
 Conversation = Sequence[Mapping[str, Any]]
+LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
 UseTqdm = bool | Callable[..., Any]
 """True: a progress bar; False: none; a callable: called in place of tqdm, with its keyword arguments."""
 
@@ -87,6 +90,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """The results of one or many prompts, in their order, each finished.
@@ -94,10 +98,11 @@ class LLM:
         Args:
           sampling_params: for all prompts, or one for each; by default the model's own. `output_kind` does
             not matter here, and the objects are left as they are.
+          lora_request: the adapter of all prompts, or one (or None) for each.
           priority: one for each prompt.
 
         Raises:
-          ValueError: there are not as many params or priorities as prompts.
+          ValueError: there are not as many params, adapters or priorities as prompts.
           TypeError: a prompt has none of the known forms.
           InvalidRequestError: a prompt cannot be served as it is.
           EngineGenerateError: a request failed inside the engine.
@@ -108,7 +113,8 @@ class LLM:
 
         If it raises, all of its requests are over. Requests of `enqueue` are left alone.
         """
-        requests = _pair_up(_to_prompts(prompts), self._params_or_default(sampling_params), priority)
+        params = self._params_or_default(sampling_params)
+        requests = _pair_up(_to_prompts(prompts), params, priority, lora_request)
         return self._run(self._add_all(requests), use_tqdm)
 
     def chat(
@@ -117,6 +123,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: UseTqdm = True,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         **template_options: Any,
     ) -> list[RequestOutput]:
@@ -129,19 +136,22 @@ class LLM:
         Raises as `generate` does; InvalidRequestError also if the chat template refuses the messages.
         """
         prompts = self._render(messages, **template_options)
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(
+            prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority
+        )
 
     def enqueue(
         self,
         prompts: PromptType | Sequence[PromptType],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
     ) -> list[str]:
         """Start requests and return their ids, in the order of the prompts; the engine works at them from
         now on, and `wait_for_completion` fetches the results. Raises as `generate` does."""
-        requests = _pair_up(_to_prompts(prompts), self._params_or_default(sampling_params), priority)
-        added = self._add_all(requests)
+        params = self._params_or_default(sampling_params)
+        added = self._add_all(_pair_up(_to_prompts(prompts), params, priority, lora_request))
         self._enqueued.update(added)
         return list(added)
 
@@ -150,12 +160,13 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: LoRARequests = None,
         priority: Sequence[int] | None = None,
         **template_options: Any,
     ) -> list[str]:
         """`enqueue` for conversations, with the options of `chat`."""
         prompts = self._render(messages, **template_options)
-        return self.enqueue(prompts, sampling_params, priority=priority)
+        return self.enqueue(prompts, sampling_params, lora_request=lora_request, priority=priority)
 
     def wait_for_completion(self, *, use_tqdm: UseTqdm = True) -> list[RequestOutput]:
         """The results of everything that was enqueued and not fetched yet, in the order of enqueueing.
@@ -172,6 +183,7 @@ class LLM:
         params: BeamSearchParams,
         *,
         use_tqdm: UseTqdm = False,
+        lora_request: LoRARequest | None = None,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The best continuations of one or many prompts, in their order; see `AsyncLLM.beam_search`.
@@ -195,6 +207,7 @@ class LLM:
                 params,
                 concurrency_limit=concurrency_limit,
                 on_result=progress.advance_search,
+                lora_request=lora_request,
             )
 
     def _params_or_default(
@@ -220,7 +233,13 @@ class LLM:
         try:
             for request in requests:
                 request_id = str(next(self._ids))
-                self._engine.add_request(request_id, request.prompt, request.params, request.priority)
+                self._engine.add_request(
+                    request_id,
+                    request.prompt,
+                    request.params,
+                    request.priority,
+                    lora_request=request.lora_request,
+                )
                 added[request_id] = request.params.n
         except BaseException:
             self._engine.abort_request(added)
@@ -247,7 +266,17 @@ class LLM:
             raise
         return [self._results.pop(name) for name in requests if name in self._results]
 
-    # Steering: see the same methods of `AsyncLLM`
+    # LoRA adapters, and steering: see the same methods of `AsyncLLM`
+
+    def load_lora(self, lora_request: LoRARequest) -> None:
+        """Let requests have this adapter, which they may then name without its path."""
+        self._engine.load_lora(lora_request)
+
+    def unload_lora(self, name: str) -> None:
+        self._engine.unload_lora(name)
+
+    def list_loras(self) -> Sequence[Adapter]:
+        return self._engine.list_loras()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes. False, and nothing done, while requests run (unless they are reset)."""
@@ -311,6 +340,7 @@ class _Request:
     prompt: PromptType
     params: SamplingParams
     priority: int
+    lora_request: LoRARequest | None
 
 
 def _to_prompts(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
@@ -330,11 +360,15 @@ def _pair_up(
     prompts: Sequence[PromptType],
     params: SamplingParams | Sequence[SamplingParams],
     priorities: Sequence[int] | None,
+    lora_requests: LoRARequests,
 ) -> list[_Request]:
-    """Each prompt with its own params, made final-only in a copy, and its priority."""
+    """Each prompt with its own params, made final-only in a copy, its priority and its adapter."""
     all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     all_priorities = [0] * len(prompts) if priorities is None else priorities
-    for name, values in (("params", all_params), ("priorities", all_priorities)):
+    is_one = lora_requests is None or isinstance(lora_requests, LoRARequest)
+    adapters = [lora_requests] * len(prompts) if is_one else lora_requests
+    all_values = {"params": all_params, "priorities": all_priorities, "lora_request": adapters}
+    for name, values in all_values.items():
         if not isinstance(values, Sequence):
             raise TypeError(f"{name} must be a list, one for each prompt, got {shown(values)}.")
         if len(values) != len(prompts):

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from trioserve.args import EngineArgs
     from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig, GenerationDefaults, ResolvedModel
+    from trioserve.frontend.adapters import Adapter
     from trioserve.frontend.channel import OutputChannel
     from trioserve.frontend.chat_template import ChatOptions
     from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.prompts import PromptType, TextPrompt
     from trioserve.frontend.tokenizer import Tokenizer
+    from trioserve.lora_request import LoRARequest
     from trioserve.outputs import BeamSearchOutput, RequestOutput
 
 __all__ = ["LLMEngine"]
@@ -72,13 +74,19 @@ class LLMEngine:
         return cls(AsyncLLM.from_engine_args(args))
 
     def add_request(
-        self, request_id: str, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Start a request; its outputs come from `step()`. `params`: by default the model's own.
 
         Raises:
-          InvalidRequestError: prompt or parameters cannot be served, or `request_id` belongs to an
-            unfinished request.
+          InvalidRequestError: prompt or parameters cannot be served, there is no such adapter, or
+            `request_id` belongs to an unfinished request.
           TypeError: the prompt has none of the known forms.
           OverloadedError: too much waits, by the limits of this engine.
           EngineDeadError: the engine core is gone.
@@ -93,7 +101,7 @@ class LLMEngine:
         params = self.get_default_sampling_params() if params is None else params
         check_type("params", params, SamplingParams)
         try:
-            self._call(self._desk.submit, request_id, prompt, params, priority)
+            self._call(self._desk.submit, request_id, prompt, params, priority, lora_request)
         except BaseException:
             self.abort_request(request_id)  # it may have been submitted before Ctrl-C came
             raise
@@ -143,6 +151,7 @@ class LLMEngine:
         *,
         concurrency_limit: int,
         on_result: Callable[[BeamSearchOutput], None] = lambda _: None,
+        lora_request: LoRARequest | None = None,
     ) -> list[BeamSearchOutput]:
         """The results of `AsyncLLM.beam_search` for each prompt, `concurrency_limit` of them at a time.
 
@@ -150,11 +159,22 @@ class LLMEngine:
         comes, all of them end; raises what the first one raised.
         """
         search = functools.partial(
-            _when_ready, self._llm, functools.partial(self._llm.beam_search, params=params)
+            _when_ready,
+            self._llm,
+            functools.partial(self._llm.beam_search, params=params, lora_request=lora_request),
         )
         return self._portal.call(_map, search, prompts, concurrency_limit, on_result)
 
-    # Steering: see the same methods of `AsyncLLM`
+    # LoRA adapters, and steering: see the same methods of `AsyncLLM`
+
+    def load_lora(self, lora_request: LoRARequest) -> None:
+        self._call(self._llm.load_lora, lora_request)
+
+    def unload_lora(self, name: str) -> None:
+        self._call(self._llm.unload_lora, name)
+
+    def list_loras(self) -> Sequence[Adapter]:
+        return self._call(self._llm.list_loras)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         return self._call(self._llm.reset_prefix_cache, reset_running_requests)
@@ -277,9 +297,16 @@ class _Desk:
         self._arrival = trio.lowlevel.ParkingLot()
 
     async def submit(
-        self, request_id: str, prompt: PromptType, params: SamplingParams, priority: int
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams,
+        priority: int,
+        lora_request: LoRARequest | None,
     ) -> None:
-        channel = await self._llm.submit(prompt, params, request_id=request_id, priority=priority)
+        channel = await self._llm.submit(
+            prompt, params, request_id=request_id, priority=priority, lora_request=lora_request
+        )
         channel.watcher = functools.partial(self._note, channel)
         self.requests[request_id] = channel
         if channel.has_news:

@@ -7,13 +7,13 @@ from typing import Any
 
 import attrs
 
-from trioserve.arg_fields import arg, fail, flag, keys, number, quantity, seconds, text, texts
+from trioserve.arg_fields import arg, fail, flag, json_object, keys, number, quantity, seconds, text, texts
 from trioserve.errors import InvalidConfigError
 
 __all__ = ["OPEN_PATHS", "ServerArgs"]
 
-OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping")
-"""What load balancers ask without a key."""
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/docs")
+"""What load balancers ask without a key, and a page that asks for one."""
 
 
 def _port(value: Any) -> int:
@@ -116,6 +116,26 @@ class ServerArgs:
     )
     trust_request_chat_template: bool = arg(
         "let requests bring their own chat template", flag("trust_request_chat_template"), default=False
+    )
+
+    default_chat_template_kwargs: dict[str, Any] = arg(
+        "what the chat template gets, unless a request's chat_template_kwargs say otherwise",
+        json_object("default_chat_template_kwargs"),
+        factory=dict,
+    )
+
+    # Which routes there are beside the usual ones, or not
+
+    disable_docs: bool = arg("serve neither /docs nor /openapi.json", flag("disable_docs"), default=False)
+    enable_tokenizer_info_endpoint: bool = arg(
+        "serve /tokenizer_info, with the tokenizer's configuration and the chat template",
+        flag("enable_tokenizer_info_endpoint"),
+        default=False,
+    )
+    enable_control_routes: bool = arg(
+        "serve /pause, /resume, /sleep, /wake_up and the like, which steer the engine for all",
+        flag("enable_control_routes"),
+        default=False,
     )
 
     # How much is taken at a time

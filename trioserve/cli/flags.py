@@ -221,7 +221,7 @@ def _nested_class(kind: Any) -> type[Any] | None:
 
 
 def _metavar_of(kind: Any) -> str:
-    if _nested_class(kind) is not None:
+    if _nested_class(kind) is not None or get_origin(kind) is dict:
         return "JSON"
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     return "N" if int in kinds else "X" if float in kinds else "TEXT"

@@ -16,7 +16,8 @@ the policy (`trioserve.core.policy`), and what is left goes to drafts:
    (`max_num_seqs`) and blocks for all their known tokens. The first that does not fit ends the step: smaller
    ones behind it do not overtake, or a large one might never be admitted. Only a long prompt that waits for
    one of the few places for long prompts (`max_long_partial_prefills`) lets others pass: its turn comes when
-   that place is free, whoever has passed meanwhile.
+   that place is free, whoever has passed meanwhile. And one that waits for a place for its adapter (of which
+   those that run have `max_loras` different ones at most) does, for some time (`AdapterPlaces`).
 3. Sequences that draw in this step may bring drafts of what they will draw, as far as budget and free blocks
    go: each draft that proves right saves a step. Nobody is preempted for a guess.
 
@@ -39,6 +40,7 @@ from bisect import insort
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING
 
+from trioserve.core.adapter_places import AdapterPlaces
 from trioserve.core.admission import to_request
 from trioserve.core.launch import StepPlan, launch_sequence
 from trioserve.core.news import News
@@ -78,6 +80,7 @@ class Scheduler:
     # Invariants, checked by check():
     # - every request is in _running or in _waiting, never in both, and both are sorted by rank;
     # - only requests in _running hold blocks;
+    # - requests in _running have max_loras different adapters at most;
     # - without a step in flight, no request is ABORTED;
     # - _planned names running requests only, each with at least one token.
 
@@ -108,6 +111,7 @@ class Scheduler:
         self._in_flight: StepPlan | None = None
         self._num_aborted = 0  # requests in _running that nobody wants: the step in flight keeps them
         self._lacks_blocks = False  # for who waits first, as the last step found
+        self._lacks_adapters = False  # likewise: places for them
         self._holds_new = self._holds_all = False
         self.news = News()
         self._counters = StepCounters()
@@ -262,16 +266,20 @@ class Scheduler:
         self._counters.num_preemptions += 1
 
     def _admit_waiting(self, shares: dict[Request, int], budget: int) -> None:
-        self._lacks_blocks = False
+        self._lacks_blocks = self._lacks_adapters = False
         if not self._waiting:
             return
+        places = AdapterPlaces(self._running, self._config)
         num_long = sum(self._is_long(r.num_known_tokens - r.num_computed_tokens) for r in self._running)
         num_passed = 0
         num_seats = self._config.max_num_seqs - len(self._running)
-        count = num_seats and num_seats + _MAX_PASSED
+        count = num_seats and num_seats + _MAX_PASSED + places.max_passed
         for request in self._waiting.first(count, preempted_only=self._holds_new):
             if not budget or num_passed == _MAX_PASSED or len(self._running) == self._config.max_num_seqs:
                 break
+            if not places.has_one_for(request):
+                self._lacks_adapters = True
+                continue
             cached = self._kv_cache.find_cached(request)
             num_lacking = request.num_known_tokens - cached.num_tokens
             if self._is_long(num_lacking) and num_long >= self._config.max_long_partial_prefills:
@@ -282,6 +290,7 @@ class Scheduler:
                 self._lacks_blocks = True
                 break
             self._start(request)
+            places.take(request)
             shares[request] = num_tokens
             budget -= num_tokens
             num_long += self._is_long(num_lacking)
@@ -381,13 +390,15 @@ class Scheduler:
     def _gauges(self) -> Gauges:
         waiting, num_running = self._waiting, len(self._running) - self._num_aborted
         lacks_seats = num_running == self._config.max_num_seqs
-        is_full = bool(waiting) and (self._lacks_blocks or lacks_seats or self._holds_new)
+        lacks_places = self._lacks_blocks or self._lacks_adapters or lacks_seats
+        is_full = bool(waiting) and (lacks_places or self._holds_new)
         return Gauges(num_running, len(waiting), waiting.num_prompt_tokens, is_full, self._kv_cache.usage)
 
     def check(self) -> None:
         """Assert the invariants, in time linear in the number of blocks and requests; for tests."""
         waiting = list(self._waiting)
         assert len(self._running) <= self._config.max_num_seqs
+        assert len(AdapterPlaces.used_by(self._running)) <= (self._config.max_loras or 0)
         assert {*self._running, *waiting} == set(self._requests.values())
         assert len(self._running) + len(waiting) == len(self._requests)
         for requests in (self._running, waiting):

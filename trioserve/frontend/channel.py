@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import attrs
 import trio
 
+from trioserve.frontend.adapters import Adapter
 from trioserve.frontend.admission import Place
 from trioserve.frontend.completion import Completion
 from trioserve.frontend.logprobs import PromptLogprobs
@@ -64,6 +65,8 @@ class OutputChannel:
     """Called whenever there are news, beside waking the consumer."""
     place: Place | None = None
     """Each sequence of its completions leaves it at its end. None where somebody holds it for all rounds."""
+    adapter: Adapter | None = None
+    """Held for it, from its first round to its release."""
     deadline: float = math.inf
     """Of trio's clock: that of the scope in which the round was begun."""
     adds: Sequence[Add] = ()

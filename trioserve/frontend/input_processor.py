@@ -9,6 +9,7 @@ import attrs
 import trio
 
 from trioserve.errors import InvalidRequestError, PromptTooLongError
+from trioserve.frontend.adapters import Adapter
 from trioserve.frontend.constraints import ConstraintsMaker
 from trioserve.frontend.prompts import TextPrompt, parse_prompt
 from trioserve.text import is_unicode
@@ -42,6 +43,7 @@ class Routing:
     """By the policy "priority", lower ones come first."""
     cache_salt: str | None = None
     """Prefix cache blocks are shared only among requests with the same salt."""
+    adapter: Adapter | None = None
 
     def check(self) -> None:
         """

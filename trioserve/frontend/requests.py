@@ -148,6 +148,7 @@ class Requests:
         Raises:
           EngineDeadError: the engine core is gone.
           OverloadedError: it is too far behind to take it.
+          LoRANotFoundError: its adapter has been unloaded.
           ClosedError: the AsyncLLM was closed.
         """
         if channel.is_counted:
@@ -156,6 +157,9 @@ class Requests:
         channel.deadline = trio.current_effective_deadline()
         try:
             client = self._get_client()
+            if channel.adapter is None and work.routing.adapter is not None:
+                work.routing.adapter.hold()
+                channel.adapter = work.routing.adapter
             ids = self._register_sequences(channel)
             adds = [self._make_add(i, index, channel, work) for index, i in enumerate(ids)]
             self._send(client.add, channel, adds)
@@ -196,6 +200,7 @@ class Requests:
             time_left=_time_left(channel.deadline),
             priority=work.routing.priority,
             cache_salt=work.routing.cache_salt,
+            lora=None if work.routing.adapter is None else work.routing.adapter.key,
         )
 
     def _seed(self, params: SamplingParams, index: int) -> int:
@@ -206,6 +211,9 @@ class Requests:
         """Forget a request here, and abort what of it the engine still runs. Not a checkpoint. A second call
         does nothing."""
         self._abort_sequences(self._outputs.release(channel))
+        if channel.adapter is not None:
+            channel.adapter.let_go()
+            channel.adapter = None
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End every request of these names with finish reason ABORT. Not a checkpoint."""

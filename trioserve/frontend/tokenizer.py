@@ -13,7 +13,7 @@ import tokenizers
 from trioserve.errors import ModelNotSupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Tokenizer"]
 
@@ -31,6 +31,10 @@ class Tokenizer:
         """Jinja source, None if the model brings none."""
         self.bos_token = _token_text(config.get("bos_token"))
         self.eos_token = _token_text(config.get("eos_token"))
+        self.added_tokens: Mapping[str, int] = {
+            token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items()
+        }
+        """Those beside the vocabulary proper, the special ones among them: text -> id."""
         self._to_bytes = _token_decoder(backend)
         self.token_text: Callable[[int], str] = lru_cache(_TOKEN_CACHE_SIZE)(self._token_text)
 
@@ -71,6 +75,10 @@ class Tokenizer:
         """What this token alone stands for; a part of a character is given as its bytes."""
         token = self.backend.id_to_token(token_id)
         return b"" if token is None else self._to_bytes(token)
+
+    def spelling(self, token_id: int) -> str:
+        """The token as the vocabulary has it, with its marks for spaces; empty if there is no such token."""
+        return self.backend.id_to_token(token_id) or ""
 
     def _token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")

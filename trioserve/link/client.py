@@ -155,6 +155,12 @@ class EngineCoreClient:
             raise EngineGenerateError(f"{method}: {call.result.error}")
         return call.result.result
 
+    def tell(self, method: str, *args: Any) -> None:
+        """Call a method of the core, whatever becomes of it; nothing, where there is no core any more."""
+        if self._end is None:
+            call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
+            self._stream.send_nowait(Utility(call_id=call_id, method=method, args=list(args)))
+
     async def receive(self) -> StepOutputs | Refused:
         """What the next step gave, or that a sequence is not run.
 

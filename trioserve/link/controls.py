@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trioserve.link.between_steps import BetweenSteps
+from trioserve.link.loaded_adapters import LoadedAdapters
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -37,6 +38,7 @@ class Controls:
         self.on_their_way: dict[int, trio.CancelScope] = {}
         """Requests that are not in the core yet, by id, and what ends each one's waiting. A drain waits for
         them, too: `between_steps.notify` is to be called when there is one less."""
+        self.adapters = LoadedAdapters(thread, runner)
         self._thread = thread
         self._runner = runner
         self._num_blocks = num_blocks
@@ -53,6 +55,8 @@ class Controls:
             "wake_up": self._wake_up,
             "is_sleeping": self._get_is_sleeping,
             "reset_prefix_cache": self._reset_prefix_cache,
+            "load_lora": self.adapters.load,
+            "unload_lora": self.adapters.unload,
         }
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:

@@ -119,9 +119,11 @@ async def _serve(stream: MessageStream) -> None:
                 num_blocks, runner = await loading.wait()
                 closing.callback(runner.close)  # once the thread has ended
                 core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
-                seconds = time.perf_counter() - started
-                stream.send_nowait(_ready(hello, num_blocks, num_blocks * runner.bytes_per_block, seconds))
                 controls = Controls(core, thread, runner, num_blocks)
+                failed = await controls.adapters.load_all(hello.config.lora)
+                seconds = time.perf_counter() - started
+                ready = _ready(hello, num_blocks, num_blocks * runner.bytes_per_block, seconds)
+                stream.send_nowait(attrs.evolve(ready, failed_adapters=failed))
                 connection = _Connection(
                     stream,
                     thread,
@@ -227,6 +229,7 @@ class _Connection:
         self._num_received += 1
         grammar = None
         try:
+            self._controls.adapters.check(add.lora)
             self._runner.check_params(add.params)
             if add.params.structured_outputs is not None:
                 grammar = self._grammars.try_get(add.params.structured_outputs)
@@ -379,4 +382,5 @@ def _to_core_request(add: Add, grammar: GrammarMatcher | None) -> CoreRequest:
         deadline=math.inf if add.time_left is None else time.monotonic() + add.time_left,
         grammar=grammar,
         cache_salt=add.cache_salt,
+        lora=add.lora,
     )

@@ -65,15 +65,14 @@ class CallFormat:
     name: str
     signs: tuple[tuple[str, ...], ...]
     """A chat template with all texts of one of these teaches this format."""
-    opening: Pattern[str] | None
-    """What begins calls anywhere in an answer."""
+    opening: Pattern[str]
+    """What begins calls anywhere in an answer, or else its group `dropped`: a mark that means nothing where it
+    stands outside of calls, and is not shown."""
     start: Pattern[str] | None = None
     """What begins calls at the beginning of an answer only."""
     spellings: tuple[Spelling, ...]
     """The first whose head fits is taken."""
     marks: tuple[str, ...]
     """Texts of the format that are tokens of their own in some vocabularies."""
-    dropped: tuple[str, ...] = ()
-    """Marks that mean nothing where they stand outside of calls, and are not shown."""
     strict: StrictForm | None = None
     """None: it has no form that a grammar could be told to begin with."""

@@ -9,8 +9,6 @@ from typing import Any
 import attrs
 import regex
 
-from trioserve.json_values import MAX_DEPTH
-
 __all__ = ["JsonArguments", "ObjectScanner", "WholeCall", "read_whole_call"]
 
 _MARKS = regex.compile(r'["{}\[\]]|\\.?', regex.DOTALL)
@@ -65,6 +63,13 @@ class JsonArguments:
 class WholeCall:
     name: str
     arguments: str
+    """JSON text."""
+
+
+@attrs.frozen
+class _Member:
+    value: Any
+    text: str
 
 
 def read_whole_call(text: str, functions: Collection[str]) -> WholeCall | None:
@@ -73,23 +78,26 @@ def read_whole_call(text: str, functions: Collection[str]) -> WholeCall | None:
     Arguments may be missing, or be JSON in a string.
     """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        members = _members(text)
+    except (ValueError, IndexError, RecursionError):
         return None
-    name = value.get("name") if isinstance(value, dict) else None
+    name = members["name"].value if "name" in members else None
     if not isinstance(name, str) or name not in functions:
         return None
-    given = next((value[key] for key in _ARGUMENTS_KEYS if key in value), None)
-    arguments = _arguments_text(given, text)
+    given = next((members[key] for key in _ARGUMENTS_KEYS if key in members), _Member(None, "null"))
+    arguments = _arguments_text(given)
     return None if arguments is None else WholeCall(name, arguments)
 
 
-def _arguments_text(given: Any, text: str) -> str | None:
-    if given is None:
-        return "{}"
-    if isinstance(given, str):
-        return given if _is_object(given) else None
-    return _span_of(text) if isinstance(given, dict) else None
+def _arguments_text(given: _Member) -> str | None:
+    match given.value:
+        case None:
+            return "{}"
+        case dict():
+            return given.text
+        case str(text) if _is_object(text):
+            return text
+    return None
 
 
 def _is_object(text: str) -> bool:
@@ -99,40 +107,25 @@ def _is_object(text: str) -> bool:
         return False
 
 
-_MEMBER = regex.compile(
-    r"""
-    (?(DEFINE)
-        (?P<string>"(?:[^"\\]|\\.)*+")
-    )
-    \s*+(?P<key>(?&string))\s*+:\s*+
-    """,
-    regex.VERBOSE | regex.DOTALL,
-)
+def _members(text: str) -> dict[str, _Member]:
+    """Of an object. Raises ValueError, IndexError, RecursionError: it is not JSON, or nested too deeply."""
+    json.loads(text)
+    decode = json.JSONDecoder().raw_decode
+    members: dict[str, _Member] = {}
+    position = _skip(text, "{", 0)
+    while text[position] == '"':
+        key, position = decode(text, position)
+        start = _skip(text, ":", position)
+        value, end = decode(text, start)
+        members[key] = _Member(value, text[start:end])
+        position = _skip(text, ",", end)
+    return members
 
 
-def _span_of(text: str) -> str | None:
-    """The text of the arguments, in an object that is known to be JSON and to have them."""
-    position = text.index("{") + 1
-    while (member := _MEMBER.match(text, position)) is not None:
-        end = _value_end(text, member.end())
-        if json.loads(member["key"]) in _ARGUMENTS_KEYS:
-            return text[member.end() : end].rstrip()
-        position = end + 1
-    return None
-
-
-def _value_end(text: str, start: int) -> int:
-    """Where the value ends that begins here: at the comma or bracket behind it."""
-    depth, is_in_string = 0, False
-    for mark in regex.finditer(r'["{}\[\],]|\\.', text, regex.DOTALL, pos=start):
-        if mark[0] == '"':
-            is_in_string = not is_in_string
-        elif is_in_string or mark[0][0] == "\\":
-            continue
-        elif mark[0] in "{[":
-            depth += 1
-        elif depth == 0:
-            return mark.start()
-        elif mark[0] in "}]":
-            depth -= 1
-    return len(text)
+def _skip(text: str, character: str, position: int) -> int:
+    """Past white space, this character if it is there, and white space."""
+    for expected in (character, ""):
+        while text[position].isspace():
+            position += 1
+        position += bool(expected) and text[position] == expected
+    return position

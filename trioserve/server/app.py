@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trioserve.server.anthropic.messages import Messages, name_requests
 from trioserve.server.api_keys import ApiKeys
 from trioserve.server.auth import require_keys
+from trioserve.server.chat_batches import ChatBatches
 from trioserve.server.chat_completions import ChatCompletions
 from trioserve.server.completions import Completions
+from trioserve.server.control_routes import Controls
 from trioserve.server.cors import allow_origins
 from trioserve.server.deadlines import TimeLimits
+from trioserve.server.docs_page import DOCS_FILES, send_docs_file, send_docs_page
 from trioserve.server.door import Door
 from trioserve.server.errors import install_error_handler
 from trioserve.server.health import Health
+from trioserve.server.invocations import Invocations
+from trioserve.server.load import Load
 from trioserve.server.metrics_route import Metrics, tell_version
 from trioserve.server.models_route import Models
 from trioserve.server.openapi import Description
-from trioserve.server.openapi_routes import ROUTES
+from trioserve.server.openapi_routes import routes_of
+from trioserve.server.rendering import Rendering
 from trioserve.server.request_limits import RequestLimits
 from trioserve.server.request_scope import App
 from trioserve.server.service import Service, identify_requests
+from trioserve.server.stored_completions import refuse_stored_completions
+from trioserve.server.token_generate import TokenGenerate
+from trioserve.server.tokenization import Tokenization
+from trioserve.server.tokenizing import TextEncoder
 from trioserve.server.turns import Turns
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from trioserve.async_llm import AsyncLLM
 
@@ -58,21 +69,91 @@ def create_app(
     identify_requests(app)
     allow_origins(app, args)
     keys = ApiKeys.of(args)
-    require_keys(app, keys, args.open_paths)
+    require_keys(app, keys, _open_paths(args))
     _add_generation(app, service, args)
-    description = Description(ROUTES, needs_key=bool(keys), open_paths=args.open_paths)
-    app.get("/openapi.json", endpoint="openapi")(description.tell)
+    _add_stored_completions(app)
+    if args.enable_control_routes:
+        _add_controls(app, Controls(llm))
+    if not args.disable_docs:
+        _add_docs(app, Description(routes_of(args), needs_key=bool(keys), open_paths=args.open_paths))
     _add_state(app, service, Health(llm, args.health_timeout, is_draining))
     return app
 
 
+def _open_paths(args: ServerArgs) -> Collection[str]:
+    """What needs no key; a page is nothing without its files."""
+    is_page_open = "/docs" in args.open_paths and not args.disable_docs
+    return {*args.open_paths, *(DOCS_FILES if is_page_open else ())}
+
+
+def _add_docs(app: App, description: Description) -> None:
+    app.get("/openapi.json", endpoint="openapi")(description.tell)
+    app.get("/docs", endpoint="docs")(send_docs_page)
+    app.get("/docs/<name>", endpoint="docs_file")(send_docs_file)
+
+
 def _add_generation(app: App, service: Service, args: ServerArgs) -> None:
     """What costs the engine work: behind the door, every one."""
-    door = Door(service.llm, RequestLimits.of(args))
-    turns = Turns(service=service, trusts_templates=args.trust_request_chat_template)
+    limits = RequestLimits.of(args)
+    door = Door(service.llm, limits)
+    turns = Turns(
+        service=service,
+        trusts_templates=args.trust_request_chat_template,
+        template_defaults=args.default_chat_template_kwargs,
+    )
     chat, completions = ChatCompletions(turns), Completions(service)
     app.post("/v1/chat/completions", endpoint="chat_completions")(door.guard(chat.create))
+    batches = ChatBatches(turns)
+    app.post("/v1/chat/completions/batch", endpoint="chat_batches")(door.guard(batches.create))
     app.post("/v1/completions", endpoint="completions")(door.guard(completions.create))
+    _add_messages(app, door, turns)
+    _add_tokens(app, door, turns, args)
+    invocations = Invocations(service, {"messages": chat.create, "prompt": completions.create})
+    app.post("/invocations", endpoint="invocations")(door.guard(invocations.create))
+    app.get("/load", endpoint="load")(Load(limits).tell)
+
+
+def _add_messages(app: App, door: Door, turns: Turns) -> None:
+    """Anthropic's API."""
+    messages = Messages(turns, TextEncoder(turns.service.llm))
+    name_requests(app)
+    app.post("/v1/messages", endpoint="messages")(door.guard(messages.create))
+    app.post("/v1/messages/count_tokens", endpoint="count_tokens")(messages.count_tokens)
+
+
+def _add_tokens(app: App, door: Door, turns: Turns, args: ServerArgs) -> None:
+    """What is about tokens instead of text."""
+    encoder = TextEncoder(turns.service.llm)
+    tokenization, rendering = Tokenization(turns, encoder), Rendering(turns, encoder)
+    generate = TokenGenerate(turns.service)
+    app.post("/inference/v1/generate", endpoint="generate_tokens")(door.guard(generate.create))
+    app.post("/tokenize", endpoint="tokenize")(tokenization.tokenize)
+    app.post("/detokenize", endpoint="detokenize")(tokenization.detokenize)
+    app.post("/v1/completions/render", endpoint="render_completion")(rendering.completions)
+    app.post("/v1/chat/completions/render", endpoint="render_chat")(rendering.chat)
+    if args.enable_tokenizer_info_endpoint:
+        app.get("/tokenizer_info", endpoint="tokenizer_info")(tokenization.info)
+
+
+def _add_controls(app: App, controls: Controls) -> None:
+    app.post("/reset_prefix_cache", endpoint="reset_prefix_cache")(controls.reset_prefix_cache)
+    app.post("/pause", endpoint="pause")(controls.pause)
+    app.post("/resume", endpoint="resume")(controls.resume)
+    app.get("/is_paused", endpoint="is_paused")(controls.is_paused)
+    app.post("/sleep", endpoint="sleep")(controls.sleep)
+    app.post("/wake_up", endpoint="wake_up")(controls.wake_up)
+    app.get("/is_sleeping", endpoint="is_sleeping")(controls.is_sleeping)
+
+
+def _add_stored_completions(app: App) -> None:
+    """So that clients are told why there are none."""
+    path = "/v1/chat/completions"
+    app.get(path, endpoint="list_stored")(refuse_stored_completions)
+    for method in ("GET", "POST", "DELETE"):
+        app.route(f"{path}/<completion_id>", methods=[method], endpoint=f"{method.lower()}_stored")(
+            refuse_stored_completions
+        )
+    app.get(f"{path}/<completion_id>/messages", endpoint="stored_messages")(refuse_stored_completions)
 
 
 def _add_state(app: App, service: Service, health: Health) -> None:

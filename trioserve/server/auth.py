@@ -1,4 +1,4 @@
-"""Who sends a request, and whether it may: bearer keys."""
+"""Who sends a request, and whether it may: keys."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_keys(app: Quart, keys: ApiKeys, open_paths: Collection[str]) -> None
     `open_paths`. Without keys everybody may. Either way `client_of_request` is known from then on."""
 
     async def check() -> None:
-        key = _bearer_key() if keys else None
+        key = _given_key() if keys else None
         digest = None if key is None else keys.find(key)
         g.client = f"address:{_network()}" if digest is None else f"key:{digest}"
         if keys and digest is None and request.path not in open_paths:
@@ -41,10 +41,12 @@ def require_keys(app: Quart, keys: ApiKeys, open_paths: Collection[str]) -> None
     app.before_request(check)
 
 
-def _bearer_key() -> bytes | None:
-    scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+def _given_key() -> bytes | None:
+    """A bearer token, or else what clients of Anthropic's API send."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    key = token if scheme.lower() == "bearer" else request.headers.get("X-Api-Key")
     # ASGI servers show a header's bytes as Latin-1.
-    return key.strip(" \t").encode("latin-1") if scheme.lower() == "bearer" else None
+    return None if key is None else key.strip(" \t").encode("latin-1")
 
 
 def _network() -> str:

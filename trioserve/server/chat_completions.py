@@ -8,21 +8,16 @@ import attrs
 from msgspec import UNSET
 
 from trioserve.parsers.parts import CallPart, ReasoningPart, TextPart
+from trioserve.server.chat_answers import ChatAnswer, prompt_text, reported_logprobs, told_finish_reason
 from trioserve.server.errors import naming
 from trioserve.server.framing import DONE, ChunkFraming, last_frames
-from trioserve.server.logprobs import chat_logprobs, prompt_logprobs
-from trioserve.server.protocol.chat import (
-    AssistantMessage,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatCompletion,
-    Delta,
-)
+from trioserve.server.protocol.chat import ChatChunkChoice, Delta
 from trioserve.server.protocol.readers import CHAT_READER
+from trioserve.server.protocol.tools import FunctionDelta
 from trioserve.server.replies import json_reply
 from trioserve.server.request_scope import limit_request, request_stack
 from trioserve.server.streaming import start_stream
-from trioserve.server.tool_calls.answers import call_delta, whole_calls
+from trioserve.server.tool_calls.answers import call_delta
 from trioserve.server.turns import Turns
 from trioserve.server.usage import UsageCounter
 
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
     from trioserve.parsers.parts import Part
     from trioserve.server.errors import Failure
     from trioserve.server.framing import ReplyHead
-    from trioserve.server.protocol.chat import ChatCompletionRequest, ChatLogprobs
+    from trioserve.server.protocol.chat import ChatCompletionRequest
     from trioserve.server.protocol.usage import Usage
     from trioserve.server.turns import AnswerReader
 
@@ -51,10 +46,12 @@ class ChatCompletions:
 
     async def create(self) -> Response:
         service = self._turns.service
-        request = await service.read_request(CHAT_READER)
+        request = (await service.read_request(CHAT_READER)).simplified()
         limit_request(request.timeout)
         service.check_model(request.model)
         head = service.reply_head("chatcmpl", request.request_id)
+        if request.service_tier is not None:
+            head = attrs.evolve(head, service_tier="default")
         with naming(request.field_names):
             return await self._answer(request, head)
 
@@ -65,59 +62,9 @@ class ChatCompletions:
             writer = ChatChunks(request, head, tokenizer, turn.readers)
             return await start_stream(turn.outputs, writer, num_prompts=1, field_names=request.field_names)
         _, output = await turn.outputs.next()
-        return json_reply(_whole_reply(request, head, output, tokenizer, turn.readers))
-
-
-def _logprobs(
-    request: ChatCompletionRequest, completion: CompletionOutput, tokenizer: Tokenizer
-) -> ChatLogprobs | None:
-    num_top = request.num_top_logprobs
-    if num_top is None or completion.logprobs is None:
-        return None
-    return chat_logprobs(completion.logprobs, num_top, tokenizer)
-
-
-def _message(parts: Sequence[Part], *, must_call: bool) -> AssistantMessage:
-    text = "".join(part.text for part in parts if isinstance(part, TextPart))
-    calls = whole_calls(part for part in parts if isinstance(part, CallPart))
-    content = None if must_call or (calls and not text) else text
-    return AssistantMessage(content, tool_calls=calls or UNSET)
-
-
-def _whole_reply(
-    request: ChatCompletionRequest,
-    head: ReplyHead,
-    output: RequestOutput,
-    tokenizer: Tokenizer,
-    readers: Sequence[AnswerReader],
-) -> ChatCompletion:
-    usage = UsageCounter()
-    usage.add_prompt(output)
-    choices = []
-    for completion in output.outputs:
-        usage.completion_tokens += len(completion.token_ids)
-        reader = readers[completion.index]
-        parts = reader.read(completion)
-        choices.append(
-            ChatChoice(
-                index=completion.index,
-                message=_message(parts, must_call=request.must_call),
-                logprobs=_logprobs(request, completion, tokenizer),
-                finish_reason=reader.finish_reason or "stop",
-                stop_reason=completion.stop_reason,
-                token_ids=completion.token_ids if request.return_token_ids else UNSET,
-            )
-        )
-    return ChatCompletion(
-        id=head.id,
-        created=head.created,
-        model=head.model,
-        choices=choices,
-        usage=usage.usage(),
-        system_fingerprint=head.system_fingerprint,
-        prompt_token_ids=output.prompt_token_ids if request.return_token_ids else UNSET,
-        prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
-    )
+        answer = ChatAnswer(head, tokenizer)
+        answer.add(request, output, turn.readers)
+        return json_reply(answer.reply_with_prompt(request, output))
 
 
 class ChatChunks:
@@ -139,13 +86,15 @@ class ChatChunks:
         self._started = False
         # With either of these a chunk without text has something to say all the same.
         self._shows_tokens = bool(request.logprobs or request.return_token_ids)
+        self._hides_reasoning = request.include_reasoning is False
+        self._has_old_calls = bool(request.functions)
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         frames = []
         if not self._started:
             self._started = True
             self._usage.add_prompt(output)
-            frames += self._role_frames(output)
+            frames += self._first_frames(output)
         for completion in output.outputs:
             self._usage.completion_tokens += len(completion.token_ids)
             usage = self._running_usage()
@@ -153,54 +102,74 @@ class ChatChunks:
         return b"".join(frames)
 
     def end(self) -> bytes:
-        usage = self._framing.usage_frame(self._usage.usage()) if self._request.wants_usage else b""
-        return usage + DONE
+        return (self._framing.usage_frame(self._total()) if self._request.wants_usage else b"") + DONE
 
     def fail(self, failure: Failure) -> bytes:
         return last_frames(failure.detail)
 
-    def _role_frames(self, output: RequestOutput) -> list[bytes]:
+    def _first_frames(self, output: RequestOutput) -> list[bytes]:
         content = None if self._request.must_call else ""
-        choices = [
-            ChatChunkChoice(index, Delta(content=content, role="assistant", refusal=None))
-            for index in range(self._request.n or 1)
-        ]
+        indices = range(self._request.n or 1)
         usage = self._running_usage()
-        frames = [self._framing.frame(choice, usage) for choice in choices]
-        if self._request.return_token_ids:
-            frames[0] = self._framing.prompt_frame(choices[0], list(output.prompt_token_ids), usage)
+        first, *others = [
+            ChatChunkChoice(index, Delta(content=content, role="assistant", refusal=None))
+            for index in indices
+        ]
+        if echoed := self._request.echoed_text:
+            others += [ChatChunkChoice(index, Delta(echoed)) for index in indices]
+        frames = [self._framing.frame(choice, usage) for choice in (first, *others)]
+        if about_prompt := self._about_prompt(output):
+            frames[0] = self._framing.frame_with(about_prompt, first, usage)
         return frames
+
+    def _about_prompt(self, output: RequestOutput) -> dict[str, object]:
+        told: dict[str, object] = {}
+        if self._request.return_token_ids:
+            told["prompt_token_ids"] = list(output.prompt_token_ids)
+        if self._request.return_prompt_text:
+            told["prompt_text"] = prompt_text(output, self._tokenizer)
+        return told
 
     def _choices(self, completion: CompletionOutput) -> list[ChatChunkChoice]:
         """For a chunk each: what an output says in several goes with the first, or the last of them."""
         reader = self._readers[completion.index]
         parts = reader.read(completion)
+        if self._hides_reasoning:
+            parts = [part for part in parts if not isinstance(part, ReasoningPart)]
         has_ended = completion.finish_reason is not None
-        deltas = [_delta(part) for part in parts]
-        if (has_ended and (not deltas or self._request.must_call)) or (self._shows_tokens and not deltas):
+        deltas = [self._delta(part) for part in parts]
+        if has_ended and (not parts or isinstance(parts[-1], CallPart)):
+            deltas.append(Delta())  # clients look for the end of calls beside no call
+        elif self._shows_tokens and not parts:
             deltas.append(Delta())
         choices = [ChatChunkChoice(completion.index, delta) for delta in deltas]
         if not choices:
             return []
         if has_ended:
-            choices[-1].finish_reason = reader.finish_reason
+            choices[-1].finish_reason = told_finish_reason(self._request, reader)
             choices[-1].stop_reason = completion.stop_reason
         if self._shows_tokens:
-            choices[0].logprobs = _logprobs(self._request, completion, self._tokenizer)
+            choices[0].logprobs = reported_logprobs(self._request, completion, self._tokenizer)
             if self._request.return_token_ids:
                 choices[0].token_ids = completion.token_ids
         return choices
 
+    def _delta(self, part: Part) -> Delta:
+        """One call in each, as many clients look at the first only."""
+        match part:
+            case TextPart(text):
+                return Delta(text)
+            case ReasoningPart(text):
+                return Delta(reasoning=text, reasoning_content=text)
+            case CallPart() if self._has_old_calls:
+                name = UNSET if part.name is None else part.name
+                return Delta(function_call=FunctionDelta(part.arguments, name))
+            case CallPart():
+                return Delta(tool_calls=[call_delta(part)])
+
     def _running_usage(self) -> Usage | None:
-        return self._usage.usage() if self._wants_continuous_usage else None
+        return self._total() if self._wants_continuous_usage else None
 
-
-def _delta(part: Part) -> Delta:
-    """One call in each, as many clients look at the first only."""
-    match part:
-        case TextPart(text):
-            return Delta(text)
-        case ReasoningPart():
-            return Delta()
-        case CallPart():
-            return Delta(tool_calls=[call_delta(part)])
+    def _total(self) -> Usage:
+        self._usage.reasoning_tokens = sum(reader.num_reasoning_tokens for reader in self._readers)
+        return self._usage.usage()

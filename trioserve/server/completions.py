@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trioserve.frontend.prompts import TextPrompt
 from trioserve.outputs import FinishReason
+from trioserve.server.completion_plan import plan_completions
 from trioserve.server.errors import naming, public_finish_reason
 from trioserve.server.framing import DONE, ChunkFraming, last_frames
-from trioserve.server.generation import Generation, open_outputs
-from trioserve.server.logprobs import TextOffsets, completion_logprobs, prompt_logprobs
+from trioserve.server.generation import open_outputs
+from trioserve.server.logprobs import LogprobColumns, TextOffsets, prompt_logprobs
 from trioserve.server.protocol.completions import Completion, CompletionChoice
 from trioserve.server.protocol.readers import COMPLETION_READER
 from trioserve.server.replies import json_reply
 from trioserve.server.request_scope import limit_request, request_stack
-from trioserve.server.sampling import make_beam_search_params, make_params
 from trioserve.server.service import Service
 from trioserve.server.streaming import start_stream
 from trioserve.server.usage import UsageCounter
@@ -27,25 +26,20 @@ if TYPE_CHECKING:
 
     from quart import Response
 
-    from trioserve.beam_search_params import BeamSearchParams
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-    from trioserve.sampling_params import SamplingParams
     from trioserve.server.errors import Failure
     from trioserve.server.framing import ReplyHead
     from trioserve.server.generation import Outputs
-    from trioserve.server.protocol.completions import CompletionLogprobs, CompletionRequest
+    from trioserve.server.protocol.completions import CompletionRequest
     from trioserve.server.protocol.usage import Usage
 
 __all__ = ["Completions"]
 
-_DEFAULT_MAX_TOKENS = 16
-
 
 @attrs.frozen(eq=False)
 class Completions:
-    """The handler. Every prompt is a request of the engine's, `<id>-<prompt index>`; their work ends with the
-    scope of the HTTP request, whatever ends that."""
+    """The handler. The engine's work ends with the scope of the HTTP request, whatever ends that."""
 
     _service: Service
 
@@ -59,7 +53,7 @@ class Completions:
 
     async def _answer(self, request: CompletionRequest, head: ReplyHead) -> Response:
         self._service.llm.check_room(request.num_sequences)
-        generation = self._plan(request, head)
+        generation = plan_completions(self._service.llm, request, head.id)
         outputs = await open_outputs(self._service.llm, generation, request_stack())
         choices = _ChoiceWriter(request, self._service.llm.tokenizer)
         num_prompts = len(generation.prompts)
@@ -70,26 +64,6 @@ class Completions:
             )
         return json_reply(await _whole_reply(head, outputs, choices, num_prompts))
 
-    def _plan(self, request: CompletionRequest, head: ReplyHead) -> Generation:
-        adds_special_tokens = request.add_special_tokens is not False
-        return Generation(
-            prompts=[
-                TextPrompt(prompt, adds_special_tokens) if isinstance(prompt, str) else prompt
-                for prompt in request.prompts
-            ],
-            request_ids=[f"{head.id}-{index}" for index in range(len(request.prompts))],
-            params=self._params(request),
-            cache_salt=request.cache_salt,
-            priority=request.priority or 0,
-        )
-
-    def _params(self, request: CompletionRequest) -> SamplingParams | BeamSearchParams:
-        max_tokens = _DEFAULT_MAX_TOKENS if request.max_tokens is None else max(request.max_tokens, 1)
-        if request.use_beam_search:
-            return make_beam_search_params(request, max_tokens=max_tokens)
-        defaults = self._service.llm.model.generation
-        return make_params(request, defaults, max_tokens=max_tokens, logprobs=request.logprobs)
-
 
 class _ChoiceWriter:
     """Makes the choices of a response, in one piece or in many."""
@@ -98,6 +72,12 @@ class _ChoiceWriter:
         self._request = request
         self._tokenizer = tokenizer
         self._num_samples = request.n or 1
+        self._columns = LogprobColumns(
+            tokenizer=tokenizer,
+            num_top=request.logprobs or 0,
+            also=request.logprob_token_ids or (),
+            by_id=bool(request.return_tokens_as_token_ids),
+        )
         # By the choice's index: how far its text is, and which choices have had their first piece.
         self._offsets: defaultdict[int, TextOffsets] = defaultdict(TextOffsets)
         self._begun: set[int] = set()
@@ -109,11 +89,19 @@ class _ChoiceWriter:
         """A piece without text has something to say all the same."""
         return self._request.logprobs is not None or bool(self._request.return_token_ids)
 
+    def count_tokens(self, output: RequestOutput) -> int:
+        """Of all completions that were drawn, and not only of those that are shown."""
+        if self._request.max_tokens == 0:
+            return 0
+        return sum(len(completion.token_ids) for completion in output.outputs)
+
     def completions(self, output: RequestOutput) -> list[CompletionOutput]:
         """What is to be written of an output."""
+        drawn = output.outputs
+        shown = _best(drawn, self._num_samples) if self._request.chooses else drawn
         if self._request.max_tokens == 0:
-            return [_without_tokens(completion) for completion in output.outputs]
-        return output.outputs
+            return [_without_tokens(completion) for completion in shown]
+        return shown
 
     def write(
         self, prompt_index: int, output: RequestOutput, completion: CompletionOutput
@@ -134,7 +122,7 @@ class _ChoiceWriter:
             self._begun.add(index)
             self._begin(choice, prompt_index, output)
         if self._request.logprobs is not None and completion.logprobs is not None:
-            new = self._write_logprobs(index, completion.token_ids, completion.logprobs)
+            new = self._columns.write(completion.token_ids, completion.logprobs, self._offsets[index])
             choice.logprobs = new if choice.logprobs is None else choice.logprobs.followed_by(new)
         return choice
 
@@ -152,16 +140,19 @@ class _ChoiceWriter:
         choice.text = prompt + choice.text
         if self._request.logprobs is not None:
             tokens = [self._tokenizer.token_bytes(token_id) for token_id in token_ids]
-            self._offsets[choice.index].end_at(len(prompt), tokens)
-            choice.logprobs = self._write_logprobs(
-                choice.index, token_ids, self._prompt_logprobs[prompt_index]
-            )
+            offsets = self._offsets[choice.index]
+            offsets.end_at(len(prompt), tokens)
+            choice.logprobs = self._columns.write(token_ids, self._prompt_logprobs[prompt_index], offsets)
 
-    def _write_logprobs(
-        self, index: int, token_ids: Sequence[int], positions: Sequence[TokenLogprobs | None]
-    ) -> CompletionLogprobs:
-        num_top = self._request.logprobs or 0
-        return completion_logprobs(token_ids, positions, num_top, self._tokenizer, self._offsets[index])
+
+def _best(completions: Sequence[CompletionOutput], count: int) -> list[CompletionOutput]:
+    """The `count` likeliest by token, best first. They are numbered anew."""
+
+    def mean_logprob(completion: CompletionOutput) -> float:
+        return (completion.cumulative_logprob or 0.0) / max(len(completion.token_ids), 1)
+
+    best = sorted(completions, key=mean_logprob, reverse=True)[:count]
+    return [attrs.evolve(completion, index=index) for index, completion in enumerate(best)]
 
 
 def _without_tokens(completion: CompletionOutput) -> CompletionOutput:
@@ -181,13 +172,13 @@ async def _whole_reply(
     head: ReplyHead, outputs: Outputs, writer: _ChoiceWriter, num_prompts: int
 ) -> Completion:
     usage = UsageCounter()
-    choices = []
+    choices: list[CompletionChoice] = []
     for _ in range(num_prompts):
         prompt_index, output = await outputs.next()
         usage.add_prompt(output)
-        for completion in writer.completions(output):
-            usage.completion_tokens += len(completion.token_ids)
-            choices.append(writer.write(prompt_index, output, completion))
+        usage.completion_tokens += writer.count_tokens(output)
+        shown = writer.completions(output)
+        choices += [writer.write(prompt_index, output, completion) for completion in shown]
     return Completion(
         id=head.id,
         created=head.created,

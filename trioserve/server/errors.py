@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
-from quart import Quart, Response, request
+from quart import Quart, Response, g, request
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestTimeout
 
 from trioserve.errors import (
@@ -24,7 +24,8 @@ from trioserve.errors import (
     TrioserveError,
 )
 from trioserve.outputs import FinishReason
-from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
+from trioserve.server.error_envelopes import error_object
+from trioserve.server.protocol.errors import ErrorDetail
 from trioserve.server.protocol.lists import shorten
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "ApiError",
     "Failure",
     "body_too_large",
+    "completions_not_stored",
     "deadline_exceeded",
     "describe",
     "install_error_handler",
@@ -80,11 +82,17 @@ def model_not_found(name: str) -> ApiError:
     return ApiError(Failure(404, ErrorDetail(message, INVALID_REQUEST, "model", "model_not_found")))
 
 
+def completions_not_stored(completion_id: str | None) -> ApiError:
+    wanted = "list" if completion_id is None else shorten(completion_id)
+    message = f"There is no {wanted}: this server stores no chat completions, and refuses store: true."
+    return ApiError(Failure(404, ErrorDetail(message, INVALID_REQUEST, None, "completions_not_stored")))
+
+
 def unauthorized(*, given: bool) -> ApiError:
     message = (
         "The API key is wrong."
         if given
-        else "An API key is needed, in the header 'Authorization: Bearer KEY'."
+        else "An API key is needed, in the header 'Authorization: Bearer KEY' (or 'X-Api-Key: KEY')."
     )
     detail = ErrorDetail(message, INVALID_REQUEST, None, "invalid_api_key")
     return ApiError(Failure(401, detail, {"WWW-Authenticate": "Bearer"}))
@@ -181,7 +189,7 @@ def describe(error: Exception) -> Failure:
             return error.failure
         case PromptTooLongError():
             # Clients look for this code to shorten their prompt and try again.
-            param = "messages" if request.path.endswith("/chat/completions") else error.parameter
+            param = "messages" if "/chat/completions" in request.path else error.parameter
             return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, param, "context_length_exceeded"))
         case InvalidRequestError():
             return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, error.parameter))
@@ -237,11 +245,12 @@ def _describe_http(error: HTTPException) -> Failure:
 
 
 def install_error_handler(app: Quart) -> None:
-    """Every exception of a handler becomes an OpenAI error object."""
+    """Every exception of a handler becomes an error object of its path's API."""
 
     async def answer(error: Any) -> Response:
         failure = describe(error)
-        body = msgspec.json.encode(ErrorResponse(failure.detail))
+        content = error_object(request.path, failure.status, failure.detail, g.get("request_id"))
+        body = msgspec.json.encode(content)
         return Response(body, failure.status, dict(failure.headers), content_type="application/json")
 
     app.register_error_handler(Exception, answer)

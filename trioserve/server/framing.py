@@ -10,6 +10,8 @@ import msgspec
 from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trioserve.server.protocol.usage import Usage
 
 __all__ = ["DONE", "KEEP_ALIVE", "ChunkFraming", "ReplyHead", "last_frames"]
@@ -30,6 +32,8 @@ class ReplyHead:
     created: int
     model: str
     system_fingerprint: str
+    service_tier: str | None = None
+    """What clients are told if they asked for one."""
 
 
 class ChunkFraming:
@@ -43,7 +47,7 @@ class ChunkFraming:
                 "object": kind,
                 "created": head.created,
                 "model": head.model,
-                "service_tier": None,
+                "service_tier": head.service_tier,
                 "system_fingerprint": head.system_fingerprint,
             }
         )
@@ -55,10 +59,10 @@ class ChunkFraming:
         end = self._end if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
         return self._start + _encode(choice) + end
 
-    def prompt_frame(self, choice: object, prompt_token_ids: list[int], usage: Usage | None) -> bytes:
-        """As `frame`, with the prompt's token ids beside the choices."""
+    def frame_with(self, more: Mapping[str, object], choice: object, usage: Usage | None) -> bytes:
+        """As `frame`, with `more` keys beside the choices."""
         frame = self.frame(choice, usage).removesuffix(b"}\n\n")
-        return frame + b',"prompt_token_ids":' + _encode(prompt_token_ids) + b"}\n\n"
+        return frame + b"," + _encode(more).removeprefix(b"{") + b"\n\n"
 
     def usage_frame(self, usage: Usage) -> bytes:
         """The chunk without a choice."""

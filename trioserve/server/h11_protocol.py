@@ -257,12 +257,17 @@ class Http1Protocol:
             self._stream.part(refusal.status if can_answer else None)
             self._stream = None
         else:
-            method, path = self._method.decode(), self._target.partition(b"?")[0].decode()
-            self._context.log_access(method, path, refusal.status, 0.0, self._addresses[0])
+            method = self._method.decode()
+            self._context.log_access(method, self._path, refusal.status, 0.0, self._addresses[0])
         if can_answer:
             await self._transport.write(self._encode_refusal(refusal))
         self._skip_request()
         self._transport.close()
+
+    @property
+    def _path(self) -> str:
+        """As the client wrote it, without the query."""
+        return self._target.partition(b"?")[0].decode()
 
     def _skip_request(self) -> None:
         """Pass over what has come of the request, so that `expects_more` knows whether that was all."""
@@ -274,7 +279,7 @@ class Http1Protocol:
                     return
 
     def _encode_refusal(self, refusal: _Refusal) -> bytes:
-        body = error_body(refusal.status, refusal.message)
+        body = error_body(refusal.status, refusal.message, path=self._path)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),

@@ -208,7 +208,7 @@ class Http2Protocol:
         request = read_request(event.headers, self._context.limits)
         if request.refusal is not None:
             self._log(request, request.refusal)
-            self._answer(stream_id, request.method, request.refusal)
+            self._answer(stream_id, request.method, _path(request.target), request.refusal)
             return
         stream = self._streams[stream_id] = Http2Stream(
             self._context,
@@ -250,7 +250,8 @@ class Http2Protocol:
             self._forget(stream)
             return
         stream.part(413)
-        self._answer(stream.stream_id, stream.scope["method"], Http2Refusal(413, message))
+        method, path = stream.scope["method"], stream.scope["path"]
+        self._answer(stream.stream_id, method, path, Http2Refusal(413, message))
         self._forget(stream)
 
     # Ends
@@ -316,9 +317,9 @@ class Http2Protocol:
             self._idle = True
             self._transport.set_idle(True)
 
-    def _answer(self, stream_id: int, method: str, refusal: Http2Refusal) -> None:
+    def _answer(self, stream_id: int, method: str, path: str, refusal: Http2Refusal) -> None:
         """Answer in the application's place."""
-        body = error_body(refusal.status, refusal.message)
+        body = error_body(refusal.status, refusal.message, path=path)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
@@ -333,8 +334,12 @@ class Http2Protocol:
             self._sender.acknowledge(stream_id, size)
 
     def _log(self, request: Http2Request, refusal: Http2Refusal) -> None:
-        path = request.target.partition(b"?")[0].decode()
+        path = _path(request.target)
         self._context.log_access(request.method, path, refusal.status, 0.0, self._addresses[0])
+
+
+def _path(target: bytes) -> str:
+    return target.partition(b"?")[0].decode()
 
 
 def _limit_header_table(encoder: Encoder) -> None:

@@ -15,7 +15,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
 
 from trioserve.server.connection_room import ConnectionRoom, room_for_files
-from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
+from trioserve.server.error_envelopes import error_object
+from trioserve.server.protocol.errors import ErrorDetail
 from trioserve.server.tls import Certificates
 
 if TYPE_CHECKING:
@@ -168,10 +169,12 @@ def format_address(address: Address) -> str:
 _CODES = {413: "request_too_large", 431: "headers_too_large", 503: "shutting_down"}
 
 
-def error_body(status: int, message: str | None = None, code: str | None = None) -> bytes:
-    """An OpenAI error object, as JSON."""
+def error_body(
+    status: int, message: str | None = None, code: str | None = None, *, path: str = ""
+) -> bytes:
+    """An error object of the API that `path` (without the query) belongs to, as JSON."""
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         kind = "requests"  # as `errors.rate_limited`
     detail = ErrorDetail(message or HTTPStatus(status).phrase, kind, None, code or _CODES.get(status))
-    return msgspec.json.encode(ErrorResponse(detail))
+    return msgspec.json.encode(error_object(path, status, detail))

@@ -3,49 +3,68 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import attrs
 
+from trioserve.frontend.tokenizer import Tokenizer
 from trioserve.server.protocol.chat import ChatLogprobs, ChatTokenLogprob, ChatTopLogprob
 from trioserve.server.protocol.completions import CompletionLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.outputs import Logprob, TokenLogprobs
 
-__all__ = ["TextOffsets", "chat_logprobs", "completion_logprobs", "prompt_logprobs"]
+__all__ = ["LogprobColumns", "TextOffsets", "chat_logprobs", "prompt_logprobs"]
 
 _LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
 
 
-def _most_likely(position: TokenLogprobs, count: int) -> list[tuple[int, Logprob]]:
-    """The `count` best of a position (-1: all), best first; the sampled token may not be among them."""
+def _reported(position: TokenLogprobs, count: int, also: Collection[int]) -> list[tuple[int, Logprob]]:
+    """The `count` best of a position (-1: all), best first, and then those of `also`; the sampled token may
+    not be among them."""
     ranked = sorted(position.items(), key=lambda item: item[1].rank)
     if count == -1:
         return ranked
-    return [(token_id, entry) for token_id, entry in ranked if entry.rank <= count][:count]
+    best = [(token_id, entry) for token_id, entry in ranked if entry.rank <= count][:count]
+    if not also:
+        return best
+    known = {token_id for token_id, _ in best}
+    named = ((token_id, position.get(token_id)) for token_id in also if token_id not in known)
+    return best + [(token_id, entry) for token_id, entry in named if entry is not None]
 
 
-def chat_logprobs(positions: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer) -> ChatLogprobs:
-    """One entry per position, each with the `num_top` most likely tokens, -1: with all."""
-    return ChatLogprobs([_chat_position(position, num_top, tokenizer) for position in positions])
+def _name(token_id: int, text: str, *, by_id: bool) -> str:
+    return f"token_id:{token_id}" if by_id else text
 
 
-def _chat_position(position: TokenLogprobs, num_top: int, tokenizer: Tokenizer) -> ChatTokenLogprob:
-    token_id, sampled = next(iter(position.items()))
-    top = [
-        ChatTopLogprob(
-            entry.decoded_token, max(entry.logprob, _LOWEST), list(tokenizer.token_bytes(other_id))
+def chat_logprobs(
+    positions: Sequence[TokenLogprobs],
+    num_top: int,
+    tokenizer: Tokenizer,
+    *,
+    also: Collection[int] = (),
+    by_id: bool = False,
+) -> ChatLogprobs:
+    """One entry per position, each with the `num_top` most likely tokens, -1: with all; and with those of
+    `also`. With `by_id` tokens are named as "token_id:42"; their bytes stay what they are."""
+
+    def describe(token_id: int, entry: Logprob) -> ChatTopLogprob:
+        return ChatTopLogprob(
+            _name(token_id, entry.decoded_token, by_id=by_id),
+            max(entry.logprob, _LOWEST),
+            list(tokenizer.token_bytes(token_id)),
         )
-        for other_id, entry in _most_likely(position, num_top)
-    ]
-    return ChatTokenLogprob(
-        sampled.decoded_token, max(sampled.logprob, _LOWEST), list(tokenizer.token_bytes(token_id)), top
-    )
+
+    content = []
+    for position in positions:
+        sampled = describe(*next(iter(position.items())))
+        top = [describe(*item) for item in _reported(position, num_top, also)]
+        content.append(ChatTokenLogprob(sampled.token, sampled.logprob, sampled.bytes, top))
+    return ChatLogprobs(content)
 
 
 class TextOffsets:
@@ -74,34 +93,45 @@ class TextOffsets:
         self._characters = length - len(b"".join(tokens).decode(errors="replace"))
 
 
-def completion_logprobs(
-    token_ids: Sequence[int],
-    positions: Sequence[TokenLogprobs | None],
-    num_top: int,
-    tokenizer: Tokenizer,
-    offsets: TextOffsets,
-) -> CompletionLogprobs:
-    """One entry per token; `offsets` goes on from chunk to chunk of a choice."""
-    columns = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
-    for token_id, position in zip(token_ids, positions, strict=True):
-        columns.tokens.append(tokenizer.token_text(token_id))
-        columns.text_offset.append(offsets.advance(tokenizer.token_bytes(token_id)))
-        if position is None:
-            columns.token_logprobs.append(None)
-            columns.top_logprobs.append(None)
-        else:
-            entry = position[token_id]
-            columns.token_logprobs.append(max(entry.logprob, _LOWEST))
-            columns.top_logprobs.append(_top_by_text(entry, position, num_top))
-    return columns
+@attrs.frozen(kw_only=True)
+class LogprobColumns:
+    """How logprobs are written in completions."""
 
+    tokenizer: Tokenizer
+    num_top: int
+    """The most likely tokens that are told of each position."""
+    also: Collection[int] = ()
+    """Tokens that are told, too."""
+    by_id: bool = False
+    """Tokens are named as "token_id:42"."""
 
-def _top_by_text(sampled: Logprob, position: TokenLogprobs, num_top: int) -> dict[str, float]:
-    """Tokens of equal text fall together: the more likely one stays."""
-    top: dict[str, float] = {}
-    for entry in [*(entry for _, entry in _most_likely(position, num_top)), sampled]:
-        top.setdefault(entry.decoded_token, max(entry.logprob, _LOWEST))
-    return top
+    def write(
+        self,
+        token_ids: Sequence[int],
+        positions: Sequence[TokenLogprobs | None],
+        offsets: TextOffsets,
+    ) -> CompletionLogprobs:
+        """One entry per token; `offsets` goes on from chunk to chunk of a choice."""
+        columns = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token_id, position in zip(token_ids, positions, strict=True):
+            columns.tokens.append(_name(token_id, self.tokenizer.token_text(token_id), by_id=self.by_id))
+            columns.text_offset.append(offsets.advance(self.tokenizer.token_bytes(token_id)))
+            if position is None:
+                columns.token_logprobs.append(None)
+                columns.top_logprobs.append(None)
+            else:
+                columns.token_logprobs.append(max(position[token_id].logprob, _LOWEST))
+                columns.top_logprobs.append(self._top_by_name(token_id, position))
+        return columns
+
+    def _top_by_name(self, sampled: int, position: TokenLogprobs) -> dict[str, float]:
+        """Tokens of one name fall together: the more likely one stays."""
+        top: dict[str, float] = {}
+        told = _reported(position, self.num_top, self.also)
+        for token_id, entry in [*told, (sampled, position[sampled])]:
+            name = _name(token_id, entry.decoded_token, by_id=self.by_id)
+            top.setdefault(name, max(entry.logprob, _LOWEST))
+        return top
 
 
 def prompt_logprobs(positions: Sequence[TokenLogprobs | None]) -> list[TokenLogprobs | None]:

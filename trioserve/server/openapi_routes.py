@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 
+from trioserve.frontend.control import PauseMode, WakeTag
+from trioserve.server.protocol.anthropic_answers import (
+    AnthropicErrorResponse,
+    AnyEvent,
+    Message,
+    TokenCount,
+)
+from trioserve.server.protocol.anthropic_readers import COUNT_TOKENS_READER, MESSAGES_READER
 from trioserve.server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from trioserve.server.protocol.completions import Completion, CompletionChunk
 from trioserve.server.protocol.errors import ErrorResponse
+from trioserve.server.protocol.generate import (
+    GENERATE_READER,
+    Generated,
+    GeneratedChunk,
+    RenderedRequest,
+)
 from trioserve.server.protocol.models import ModelCard, ModelList
-from trioserve.server.protocol.readers import CHAT_READER, COMPLETION_READER
+from trioserve.server.protocol.readers import CHAT_BATCH_READER, CHAT_READER, COMPLETION_READER
 from trioserve.server.protocol.reading import RequestReader
+from trioserve.server.protocol.tokenization import (
+    DETOKENIZE_READER,
+    TOKENIZE_READER,
+    Detokenized,
+    Tokenized,
+)
 
-__all__ = ["ROUTES", "Body", "Route"]
+if TYPE_CHECKING:
+    from trioserve.server_args import ServerArgs
+
+__all__ = ["ROUTES", "Body", "Route", "routes_of"]
 
 
 @attrs.frozen
@@ -49,12 +72,15 @@ class Route:
     """Statuses that come with an error object, beside those that any route may have."""
     error: type = ErrorResponse
     """The error object: that of OpenAI's API, or of the API that the route belongs to."""
+    flag: str | None = None
+    """The field of `ServerArgs` without which there is no such route."""
     reader: RequestReader[Any] | None = None
     """Of the request's body."""
     parameters: tuple[Mapping[str, Any], ...] = ()
 
 
 _TEXT = Body("text/plain", {"type": "string"})
+_PAGE = Body("text/html", {"type": "string"})
 _EMPTY = Body("text/plain", {"type": "string", "maxLength": 0})
 _VERSION = Body.json(
     {"type": "object", "properties": {"version": {"type": "string"}}, "required": ["version"]}
@@ -89,10 +115,85 @@ def _get(path: str, operation_id: str, summary: str, *bodies: Body, **more: Any)
     )
 
 
+def _not_stored(under: str, method: str, operation_id: str) -> Route:
+    name = {"name": "completion_id", "in": "path", "required": True, "schema": {"type": "string"}}
+    return Route(
+        path=f"/v1/chat/completions{under}",
+        method=method,
+        operation_id=operation_id,
+        summary="Always 404: chat completions are not stored",
+        answers={},
+        failures=frozenset({404}),
+        parameters=(name,) if under else (),
+    )
+
+
+def _post(
+    path: str, operation_id: str, summary: str, reader: RequestReader[Any], answer: Any, **more: Any
+) -> Route:
+    """What costs the engine nothing."""
+    return Route(
+        path=path,
+        method="post",
+        operation_id=operation_id,
+        summary=summary,
+        answers={200: (Body.json(answer),)},
+        failures=_GENERATION_FAILURES - {429},
+        reader=reader,
+        **more,
+    )
+
+
+def _object(**properties: str) -> Mapping[str, Any]:
+    """The schema of an object: key -> type."""
+    described = {key: {"type": kind} for key, kind in properties.items()}
+    return {"type": "object", "properties": described, "required": list(properties)}
+
+
+_BOOLEAN = {"type": "boolean"}
+_MODE = {"type": "string", "enum": list(get_args(PauseMode))}
+_LEVEL = {"type": "integer", "enum": [0, 1, 2]}
+_TAGS = {"type": "array", "items": {"type": "string", "enum": list(get_args(WakeTag))}}
+
+
+def _query(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"name": name, "in": "query", "schema": schema}
+
+
+def _control(
+    name: str,
+    summary: str,
+    key: str,
+    kind: str,
+    *parameters: Mapping[str, Any],
+    method: str = "post",
+) -> Route:
+    return Route(
+        path=f"/{name}",
+        method=method,
+        operation_id=name,
+        summary=summary,
+        answers={200: (Body.json(_object(**{key: kind})),)},
+        failures=frozenset({503}),
+        parameters=parameters,
+        flag="enable_control_routes",
+    )
+
+
 ROUTES = (
     _generation(
         "chat/completions", "Go on with a conversation", CHAT_READER, ChatCompletion, ChatCompletionChunk
     ),
+    Route(
+        path="/v1/chat/completions/batch", method="post", operation_id="create_chat_batch",
+        summary="Go on with several conversations", answers={200: (Body.json(ChatCompletion),)},
+        failures=_GENERATION_FAILURES, reader=CHAT_BATCH_READER,
+    ),
+    _not_stored("", "get", "list_stored"),
+    _not_stored("/{completion_id}", "get", "retrieve_stored"),
+    _not_stored("/{completion_id}", "post", "update_stored"),
+    _not_stored("/{completion_id}", "delete", "delete_stored"),
+    _not_stored("/{completion_id}/messages", "get", "list_stored_messages"),
     _generation("completions", "Go on with a text", COMPLETION_READER, Completion, CompletionChunk),
     _get("/v1/models", "list_models", "The names that the model is served under", Body.json(ModelList)),
     _get(
@@ -110,4 +211,68 @@ ROUTES = (
     _get("/metrics", "metrics", "Prometheus metrics", _TEXT),
     _get("/version", "version", "The server's version", _VERSION),
     _get("/openapi.json", "describe", "This description", Body.json({"type": "object"})),
+    _get("/docs", "docs", "This description as a page", _PAGE),
+    Route(
+        path="/v1/messages", method="post", operation_id="create_message",
+        summary="Go on with a conversation, as Anthropic's API does",
+        answers={200: (Body.json(Message), Body.events(AnyEvent, ends_with_done=False))},
+        failures=_GENERATION_FAILURES, error=AnthropicErrorResponse, reader=MESSAGES_READER,
+    ),
+    _post(
+        "/v1/messages/count_tokens", "count_tokens", "Count the tokens of a conversation",
+        COUNT_TOKENS_READER, TokenCount, error=AnthropicErrorResponse,
+    ),
+    Route(
+        path="/inference/v1/generate", method="post", operation_id="generate_tokens",
+        summary="Go on with token ids",
+        answers={200: (Body.json(Generated), Body.events(GeneratedChunk))},
+        failures=_GENERATION_FAILURES, reader=GENERATE_READER,
+    ),
+    _post("/tokenize", "tokenize", "A text's or conversation's token ids", TOKENIZE_READER, Tokenized),
+    _post("/detokenize", "detokenize", "The text of token ids", DETOKENIZE_READER, Detokenized),
+    _get(
+        "/tokenizer_info", "tokenizer_info", "The tokenizer's configuration", Body.json({"type": "object"}),
+        flag="enable_tokenizer_info_endpoint",
+    ),
+    _post(
+        "/v1/completions/render", "render_completion", "What a completion would ask of the engine",
+        COMPLETION_READER, list[RenderedRequest],
+    ),
+    _post(
+        "/v1/chat/completions/render", "render_chat_completion",
+        "What a chat completion would ask of the engine", CHAT_READER, RenderedRequest,
+    ),
+    Route(
+        path="/invocations", method="post", operation_id="invoke",
+        summary="A chat completion if the body has messages, a completion if it has a prompt",
+        answers={
+            200: (
+                Body.json(ChatCompletion | Completion),
+                Body.events(ChatCompletionChunk | CompletionChunk),
+            )
+        },
+        failures=_GENERATION_FAILURES,
+    ),
+    _get("/load", "load", "How many requests are under way", Body.json(_object(server_load="integer"))),
+    _control(
+        "reset_prefix_cache", "Forget cached prefixes", "reset", "boolean",
+        _query("reset_running_requests", _BOOLEAN),
+    ),
+    _control(
+        "pause", "Compute nothing more", "status", "string",
+        _query("mode", _MODE), _query("clear_cache", _BOOLEAN),
+    ),
+    _control("resume", "Go on", "status", "string"),
+    _control("is_paused", "Is it paused?", "is_paused", "boolean", method="get"),
+    _control(
+        "sleep", "Pause, and give memory back", "status", "string",
+        _query("level", _LEVEL), _query("mode", _MODE),
+    ),
+    _control("wake_up", "Take the memory back, and go on", "status", "string", _query("tags", _TAGS)),
+    _control("is_sleeping", "Is it asleep?", "is_sleeping", "boolean", method="get"),
 )  # fmt: skip
+
+
+def routes_of(args: ServerArgs) -> tuple[Route, ...]:
+    """Those that an application with these flags has."""
+    return tuple(route for route in ROUTES if route.flag is None or getattr(args, route.flag))

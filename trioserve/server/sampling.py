@@ -17,7 +17,7 @@ _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty
 _AS_GIVEN = (
     "n", "seed", "presence_penalty", "frequency_penalty", "logit_bias", "stop", "stop_token_ids",
     "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens",
-    "allowed_token_ids", "bad_words", "repetition_detection",
+    "allowed_token_ids", "bad_words", "repetition_detection", "logprob_token_ids",
 )  # fmt: skip
 
 

@@ -75,11 +75,18 @@ class Service:
           InvalidRequestError: it is nested deeper than the application's MAX_JSON_DEPTH, or is no such
             request.
         """
-        body = await _receive_json()
+        body = await _receive_json(keeps=False)
         max_depth = current_app.config["MAX_JSON_DEPTH"]
         if len(body) < _LARGE_BODY:
             return _read(reader, body, max_depth)
         return await trio.to_thread.run_sync(_read, reader, body, max_depth, limiter=self._reading)
+
+    async def peek_at_body(self) -> bytes:
+        """The body of the request at hand, which `read_request` can still read.
+
+        Raises ApiError and RequestTimeout as that does.
+        """
+        return await _receive_json(keeps=True)
 
     def check_model(self, name: str | None) -> None:
         """No name, or an empty one, means the only model there is.
@@ -128,8 +135,9 @@ def identify_requests(app: Quart) -> None:
     app.after_request(after)
 
 
-async def _receive_json() -> bytes:
-    """The body of the request at hand, which must be declared as JSON, and plain.
+async def _receive_json(*, keeps: bool) -> bytes:
+    """The body of the request at hand, which must be declared as JSON, and plain. Unless quart `keeps` it, it
+    can be had only once.
 
     Raises:
       ApiError: it is not (400, 415), or is larger than the application's MAX_CONTENT_LENGTH (413).
@@ -142,7 +150,7 @@ async def _receive_json() -> bytes:
         raise unsupported_content_encoding(encoding)
     try:
         # Not kept beside what is read from it: the request may last for long.
-        return await request.get_data(cache=False, as_text=False, parse_form_data=False)
+        return await request.get_data(cache=keeps, as_text=False, parse_form_data=False)
     except RequestEntityTooLarge:
         raise body_too_large(current_app.config["MAX_CONTENT_LENGTH"]) from None
 

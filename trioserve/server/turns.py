@@ -6,8 +6,8 @@ readers of the turn say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -89,6 +89,8 @@ class Turns:
     service: Service
     trusts_templates: bool = False
     """Requests may bring their own chat template."""
+    template_defaults: Mapping[str, Any] = attrs.field(factory=dict)
+    """What chat templates get beside the messages, where a request does not say otherwise."""
 
     async def open(self, request: ChatCompletionRequest, request_id: str, stack: AsyncExitStack) -> Turn:
         """Submit the turn; leaving `stack` aborts it, synchronously, if it has not ended by then.
@@ -115,8 +117,13 @@ class Turns:
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
             tools=None if request.tools is None else [tool.for_template() for tool in request.tools],
-            template_kwargs=request.template_kwargs,
+            template_kwargs={**self.template_defaults, **request.template_kwargs},
             chat_template=self._foreign_template(request),
+        )
+        prompt = attrs.evolve(
+            prompt,
+            add_special_tokens=bool(request.add_special_tokens),
+            truncation=request.truncation(self.service.llm.model.max_model_len),
         )
         generation = Generation(
             prompts=[prompt],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trioserve.server.protocol.usage import PromptTokensDetails, Usage
+from trioserve.server.protocol.usage import CompletionTokensDetails, PromptTokensDetails, Usage
 
 if TYPE_CHECKING:
     from trioserve.outputs import RequestOutput
@@ -21,6 +21,7 @@ class UsageCounter:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def add_prompt(self, output: RequestOutput) -> None:
         """Once per prompt, with any of its outputs."""
@@ -33,4 +34,5 @@ class UsageCounter:
             completion_tokens=self.completion_tokens,
             total_tokens=self.prompt_tokens + self.completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens=self.reasoning_tokens),
         )

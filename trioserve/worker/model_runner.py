@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,6 +15,8 @@ from trioserve.worker.attention import TorchAttention
 from trioserve.worker.batch import SequenceOutput
 from trioserve.worker.loader import load_model
 from trioserve.worker.logits_processors import ProcessorContext, load_processors
+from trioserve.worker.lora import make_adapter, step_adapters
+from trioserve.worker.lora_files import read_adapter
 from trioserve.worker.masks import GrammarMasks
 from trioserve.worker.prompt_logprobs import prompt_logprobs
 from trioserve.worker.sampler import Sampler
@@ -25,14 +28,17 @@ if TYPE_CHECKING:
     from trioserve.worker.attention import AttentionBackend
     from trioserve.worker.batch import LogprobRow, ScheduledSequence, StepBatch
     from trioserve.worker.kv_layout import KVCacheLayout
+    from trioserve.worker.lora import Adapter
+    from trioserve.worker.lora_files import AdapterFile
 
 __all__ = ["ModelRunner"]
 
 
 class ModelRunner:
-    """Owns the weights, the KV cache, the sampler, and a thread for grammar masks once there is a grammar.
+    """Owns the weights, adapters, the KV cache, the sampler, and a thread for grammar masks once there is a
+    grammar.
 
-    Everything but `check_params`, the constructor too, is to be called in one and the same thread: torch
+    Everything but `check_params` and `read_adapter`, the constructor too, is to be called in one and the same thread: torch
     keeps its number of compute threads per calling thread. All calls block.
 
     Args:
@@ -58,6 +64,9 @@ class ModelRunner:
         # Invariant: one per layer after allocate_kv_cache, empty before it and after free_kv_cache.
         self._masks = GrammarMasks(loaded.config.vocab_size)
         self._sampler = Sampler(loaded.config.vocab_size, self._processors)
+        self._decoder, self._dtype = loaded.config, loaded.dtype
+        self._max_lora_rank = 0 if config.lora is None else config.lora.max_rank
+        self._adapters: dict[str, Adapter] = {}  # how many there are is for those to limit who add them
 
     @property
     def layout(self) -> KVCacheLayout:
@@ -82,6 +91,24 @@ class ModelRunner:
                 raise InvalidRequestError(
                     f"{type(processor).__name__} cannot process this request: {error!r}"
                 ) from error
+
+    def read_adapter(self, path: str) -> AdapterFile:
+        """What `add_adapter` takes. May be called in any thread, also while a step runs: it computes nothing.
+
+        Raises:
+          LoRANotFoundError, ModelSourceError, ModelNotSupportedError: see
+            `trioserve.worker.lora_files.read_adapter`.
+        """
+        return read_adapter(Path(path), self._decoder, max_rank=self._max_lora_rank)
+
+    def add_adapter(self, key: str, file: AdapterFile) -> None:
+        """From now on, sequences may have this adapter; also while the weights are freed."""
+        with torch.inference_mode():
+            self._adapters[key] = make_adapter(file, self._decoder, self._dtype)
+
+    def remove_adapter(self, key: str) -> None:
+        """No sequence has it any more, or none ever had."""
+        self._adapters.pop(key, None)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Reserve the cache, all zeros; memory is used as blocks are first written."""
@@ -132,7 +159,12 @@ class ModelRunner:
         """The hidden state after each token; and the row of each sequence's first token among them."""
         order = self._attention.arrange(batch.sequences)
         arranged = [batch.sequences[index] for index in order]
-        hidden = model.forward(*_inputs(arranged), self._attention.plan(arranged), self._kv_caches)
+        hidden = model.forward(
+            *_inputs(arranged),
+            self._attention.plan(arranged),
+            self._kv_caches,
+            step_adapters(arranged, self._adapters) if self._adapters else None,
+        )
         first_rows = [0] * len(order)
         row = 0
         for index, sequence in zip(order, arranged, strict=True):

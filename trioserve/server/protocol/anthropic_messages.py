@@ -22,7 +22,12 @@ _NEEDED = {
 }
 """Type of a block -> the fields that it must have."""
 
-_ROLES = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
+_ROLES = {
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_result": "user",
+}
 """Type of a block -> the role in whose messages alone it makes sense."""
 
 

@@ -50,7 +50,9 @@ def _oversized(values: Mapping[str, Any]) -> list[Problem]:
     problems = []
     pieces = [values.get("messages"), values.get("system")]
     if (count := sum(map(_num_pieces, pieces))) > MAX_MESSAGES:
-        sentence = f"messages must hold at most {MAX_MESSAGES} messages and blocks of them in all, got {count}."
+        sentence = (
+            f"messages must hold at most {MAX_MESSAGES} messages and blocks of them in all, got {count}."
+        )
         problems.append(Problem("messages", sentence))
     tools = values.get("tools")
     if isinstance(tools, list) and len(tools) > MAX_TOOLS:
@@ -85,14 +87,16 @@ def _tool_conflicts(request: ConversationRequest) -> list[Problem]:
     for index, tool in enumerate(request.tools or ()):
         if tool.name in names:
             path = f"tools[{index}].name"
-            problems.append(Problem(path, f"{path} must differ from those of other tools, got {tool.name!r}."))
+            problems.append(
+                Problem(path, f"{path} must differ from those of other tools, got {tool.name!r}.")
+            )
         names.add(tool.name)
+    choice = request.tool_choice
     if request.must_call and not names:
         problems.append(Problem("tool_choice", "tool_choice demands a call, and no tools are given."))
-    elif request.tool_choice is not None and request.tool_choice.type == "tool":
-        if (name := request.tool_choice.name) not in names:
-            sentence = f"tool_choice.name must be the name of one of the tools, got {shorten(name)}."
-            problems.append(Problem("tool_choice.name", sentence))
+    elif choice is not None and choice.type == "tool" and choice.name not in names:
+        sentence = f"tool_choice.name must be the name of one of the tools, got {shorten(choice.name)}."
+        problems.append(Problem("tool_choice.name", sentence))
     return problems
 
 

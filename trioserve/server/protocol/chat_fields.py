@@ -83,10 +83,13 @@ class ChatFields(SamplingFields):
     def simplified(self) -> Self:
         """The same by `tools` alone: functions are tools, and those that are allowed are all there are."""
         if self.functions:
-            choice = self.function_call
-            if isinstance(choice, NamedFunction):
-                choice = NamedToolChoice(type="function", function=choice)
             tools = [FunctionTool(type="function", function=function) for function in self.functions]
+            chosen = self.function_call
+            choice = (
+                NamedToolChoice(type="function", function=chosen)
+                if isinstance(chosen, NamedFunction)
+                else chosen
+            )
             return attrs.evolve(self, tools=tools, tool_choice=choice, parallel_tool_calls=False)
         if isinstance(self.tool_choice, AllowedToolsChoice):
             allowed = self.tool_choice.allowed_tools

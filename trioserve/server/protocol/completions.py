@@ -51,6 +51,11 @@ class CompletionRequest(SamplingFields):
         return self.best_of or self.n or 1
 
     @property
+    def chooses(self) -> bool:
+        """More are drawn than are shown."""
+        return self.num_drawn > (self.n or 1)
+
+    @property
     def token_limit(self) -> int:
         """At least 1: the engine draws one, whatever is shown."""
         return _DEFAULT_MAX_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import attrs
 
-from trioserve.frontend.prompts import Truncation
 from trioserve.errors import InvalidRequestError
+from trioserve.frontend.prompts import Truncation
 from trioserve.sampling_params import RepetitionDetection
 from trioserve.server.protocol.response_format import ResponseFormat
 from trioserve.structured_outputs import StructuredOutputsParams

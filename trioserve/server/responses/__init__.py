@@ -1,0 +1,1 @@
+"""The Responses API: responses that are told in items and events, kept, and made in the background."""

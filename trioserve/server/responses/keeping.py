@@ -1,0 +1,62 @@
+"""Putting one response into the store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import msgspec
+
+from trioserve.server.responses.store import StoredResponse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trioserve.server.protocol.responses import ResponseObject
+    from trioserve.server.protocol.responses_items import ItemResource
+    from trioserve.server.responses.event_log import EventLog
+    from trioserve.server.responses.store import ResponseStore
+
+__all__ = ["Keeper"]
+
+_encode = msgspec.json.Encoder().encode
+
+
+@attrs.define(eq=False)
+class Keeper:
+    """Knows what is kept of a response beside the response itself."""
+
+    _store: ResponseStore
+    owner: str
+    response_id: str
+    previous_id: str | None
+    _items: bytes = attrs.field(converter=_encode)
+    """Given as a list of ItemResources."""
+    _is_forgotten: bool = attrs.field(init=False, default=False)
+
+    def forget(self) -> None:
+        """From now on nothing is kept."""
+        self._is_forgotten = True
+
+    async def keep(
+        self, response: ResponseObject, log: EventLog | None = None, last: Sequence[bytes] = ()
+    ) -> None:
+        """Store it as it is now. The events of `log` and `last` are those of a response that has ended.
+
+        Raises:
+          StoreError: it could not be stored.
+        """
+        if self._is_forgotten:
+            return
+        await self._store.put(
+            StoredResponse(
+                id=self.response_id,
+                owner=self.owner,
+                previous_id=self.previous_id,
+                response=_encode(response),
+                items=self._items,
+                is_open=response.status in {"queued", "in_progress"},
+                events=b"" if log is None else log.joined() + b"".join(last),
+                first_event=0 if log is None else log.first,
+            )
+        )

@@ -1,0 +1,138 @@
+"""From an adapter's directory, in PEFT's layout, to its matrices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import safetensors
+
+from trioserve.errors import LoRANotFoundError, ModelNotSupportedError, ModelSourceError
+from trioserve.models.products import Product, products
+from trioserve.worker.lora_config import read_adapter_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from trioserve.models.config import DecoderConfig
+    from trioserve.worker.lora_config import AdapterConfig
+
+__all__ = ["AdapterFile", "LowRank", "read_adapter"]
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_NAME = re.compile(
+    r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>\d{1,6})\.(?P<parent>\w+)\.(?P<part>\w+))"
+    r"\.lora_(?P<matrix>[AB])\.weight"
+)
+
+
+@attrs.frozen(eq=False)
+class LowRank:
+    """scale * B A, to be added to a matrix [out_features, in_features]."""
+
+    a: torch.Tensor
+    """[rank, in_features], of whatever floating-point type the file has."""
+    b: torch.Tensor
+    """[out_features, rank]."""
+    scale: float
+
+
+AdapterFile = Mapping[tuple[int, str], LowRank]
+"""(layer, name of one of the `Product.parts`) -> what is added to this matrix."""
+
+
+def read_adapter(directory: Path, model: DecoderConfig, *, max_rank: int) -> AdapterFile:
+    """Read and check it all. Blocks for as long as the disk takes; computes nothing.
+
+    Raises:
+      LoRANotFoundError: there is no adapter in this directory.
+      ModelSourceError: it is damaged.
+      ModelNotSupportedError: it is no plain LoRA adapter, not one of this model, or its rank is too high.
+    """
+    for name in (_CONFIG, _WEIGHTS):
+        if not (directory / name).is_file():
+            raise LoRANotFoundError(f"There is no LoRA adapter in {directory}: it has no {name}.")
+    config = read_adapter_config(directory / _CONFIG)
+    path = directory / _WEIGHTS
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            matrices = _Matrices(file, model, config, max_rank)
+            return {place: matrices.read(*place) for place in sorted(matrices.places)}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ModelSourceError(f"{path} cannot be read: {error}") from error
+
+
+class _Matrices:
+    """The tensors of an open file. Shapes are checked before any is read."""
+
+    def __init__(
+        self,
+        file: Any,  # safetensors has no types
+        model: DecoderConfig,
+        config: AdapterConfig,
+        max_rank: int,
+    ) -> None:
+        self._file = file
+        self._config = config
+        self._max_rank = max_rank
+        self._parts: dict[str, tuple[Product, int]] = {
+            part: (product, rows)
+            for product in products(model).values()
+            for part, rows in product.parts.items()
+        }
+        self._names: dict[tuple[int, str, str], str] = {}
+        self._modules: dict[tuple[int, str], str] = {}
+        for name in file.keys():  # noqa: SIM118  # not a dict: it cannot be iterated
+            self._note(name, model.num_layers)
+        if not self._names:
+            raise ModelSourceError("The adapter has no matrices.")
+        for place in self._modules:
+            self._check(*place)
+
+    @property
+    def places(self) -> set[tuple[int, str]]:
+        return set(self._modules)
+
+    def _note(self, name: str, num_layers: int) -> None:
+        match = _NAME.fullmatch(name)
+        part = None if match is None else match["part"]
+        if (
+            match is None
+            or part not in self._parts
+            or self._parts[part][0].parent != match["parent"]
+            or int(match["layer"]) >= num_layers
+        ):
+            raise ModelNotSupportedError(
+                f"The adapter's tensor {name!r} belongs to no matrix that an adapter of this model may change: "
+                f"{', '.join(self._parts)} of {num_layers} layers."
+            )
+        place = int(match["layer"]), part
+        self._names[*place, match["matrix"]] = name
+        self._modules[place] = match["module"]
+
+    def _check(self, layer: int, part: str) -> None:
+        module = self._modules[layer, part]
+        rank = self._config.rank(module)
+        if rank > self._max_rank:
+            raise ModelNotSupportedError(
+                f"The adapter's rank must be at most max_lora_rank={self._max_rank}, got {rank} of {module}."
+            )
+        product, rows = self._parts[part]
+        for matrix, expected in (("A", [rank, product.in_features]), ("B", [rows, rank])):
+            name = self._names.get((layer, part, matrix))
+            if name is None:
+                raise ModelSourceError(f"The adapter has only one of {module}'s two matrices.")
+            if (shape := self._file.get_slice(name).get_shape()) != expected:
+                raise ModelNotSupportedError(
+                    f"The adapter's {name} has shape {shape}, this model and its rank ask for {expected}."
+                )
+
+    def read(self, layer: int, part: str) -> LowRank:
+        a, b = (self._file.get_tensor(self._names[layer, part, matrix]) for matrix in "AB")
+        for tensor in (a, b):
+            if not tensor.is_floating_point():
+                raise ModelNotSupportedError(f"The adapter's matrices must be floating-point, got {tensor.dtype}.")
+        return LowRank(a, b, self._config.scale(self._modules[layer, part]))
