@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,13 @@ _OPENAI_OPERATIONS = {
     "/completions": "post",
     "/models": "get",
     "/models/{model}": "get",
+    "/responses": "post",
+}
+
+_EVENTS = {
+    "createChatCompletion": "CreateChatCompletionStreamResponse",
+    "createCompletion": "CreateCompletionResponse",
+    "createResponse": "ResponseStreamEvent",
 }
 
 
@@ -48,11 +56,23 @@ def get(url: str) -> Any:
 
 def name_models(description: Any, names: list[str]) -> None:
     """Have requests ask for a model that there is; else 404 is all that we see."""
-    for name, schema in description["components"]["schemas"].items():
-        if name.endswith("CompletionRequest"):
-            for part in [schema, *schema.get("allOf", ())]:
-                if "model" in part.get("properties", {}):
-                    part["properties"]["model"] = {"enum": names}
+    schemas = description["components"]["schemas"]
+    for name in set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(_request_bodies(description)))):
+        _set_models(schemas[name], schemas, names)
+
+
+def _request_bodies(description: Any) -> list[Any]:
+    operations = [operation for path in description["paths"].values() for operation in path.values()]
+    return [operation["requestBody"] for operation in operations if "requestBody" in operation]
+
+
+def _set_models(schema: Any, schemas: Any, names: list[str]) -> None:
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    if "model" in schema.get("properties", {}):
+        schema["properties"]["model"] = {"enum": names}
+    for part in schema.get("allOf", ()):
+        _set_models(part, schemas, names)
 
 
 def read_openai(path: Path) -> Any:
@@ -70,9 +90,19 @@ def read_openai(path: Path) -> Any:
             answers = operation["responses"]
             answers.pop("429", None)
             answers["4XX"] = {"description": "error", "content": {"application/json": {"schema": error}}}
-            if operation["operationId"] in {"createChatCompletion", "createCompletion"}:
-                answers["200"]["content"]["text/event-stream"] = {"schema": {}}
+            if operation["operationId"] in _EVENTS:
+                answers["200"]["content"]["text/event-stream"] = _stream(operation["operationId"], error)
     return whole
+
+
+def _stream(operation_id: str, error: Any) -> Any:
+    """As our own description has it."""
+    event = {"$ref": f"#/components/schemas/{_EVENTS[operation_id]}"}
+    return {
+        "schema": {},
+        "x-event-schema": {"anyOf": [event, error]},
+        "x-ends-with-done": operation_id != "createResponse",
+    }
 
 
 def with_nulls(schema: Any) -> Any:

@@ -133,7 +133,8 @@ def open_stream(target: Target, route: str, number: int, num_tokens: int) -> Str
 
 
 def measure(target: Target, route: str, num_streams: int, num_tokens: int) -> Stretch:
-    """From when every stream has given a tenth of its tokens to when the first has given nine tenths."""
+    """From when every stream has given a tenth of its tokens to when one has given nine tenths, or has ended
+    (after fewer events, if tokens were merged)."""
     streams = [open_stream(target, route, number, num_tokens) for number in range(num_streams)]
     begin = end = None
     with selectors.DefaultSelector() as selector:
@@ -144,6 +145,7 @@ def measure(target: Target, route: str, num_streams: int, num_tokens: int) -> St
             assert ready, "the streams stand still"
             for key, _ in ready:
                 if not key.data.receive():
+                    end = end or _look(target, streams)
                     selector.unregister(key.data.socket)
                     key.data.socket.close()
             if begin is None:
@@ -210,7 +212,8 @@ def rows(args: argparse.Namespace) -> Iterator[dict[str, object]]:
         if name not in args.engines and args.url is None:
             continue
         with opened(args) as target:
-            measure(target, "completions", args.streams, 64)  # what is only done once
+            for route in args.routes:
+                measure(target, route, args.streams, 64)  # what is only done once
             found: dict[str, list[Stretch]] = {route: [] for route in args.routes}
             for _ in range(args.repeat):
                 for route in args.routes:

@@ -90,6 +90,10 @@ class FakeEngineClient:
             return None
         return answer
 
+    def tell(self, method: str, *args: Any) -> None:
+        if self._dead is None:
+            self.calls.append((method, *args))
+
     async def receive(self) -> StepOutputs | Refused:
         item = await self._receive.receive()
         if isinstance(item, EngineDeadError):

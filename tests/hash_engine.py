@@ -14,6 +14,7 @@ from byte_tokenizer import byte_model, save_byte_tokenizer
 from helpers_core import PagedRunner
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
+from trioserve.errors import LoRANotFoundError
 from trioserve.link import core_server
 from trioserve.worker.kv_layout import KVCacheLayout
 
@@ -40,6 +41,8 @@ class SteppedRunner(PagedRunner):
         self.is_holding = False
         self.begun = threading.Semaphore(0)
         """One for each step that is held."""
+        self.adapters: set[str] = set()
+        """By their keys."""
         self._gates = threading.Semaphore(0)
 
     def execute(self, batch: StepBatch) -> list[SequenceOutput]:
@@ -55,6 +58,17 @@ class SteppedRunner(PagedRunner):
 
     def check_params(self, params: SamplingParams) -> None:
         """It can do everything."""
+
+    def read_adapter(self, path: str) -> str:
+        if path == "missing":
+            raise LoRANotFoundError("There is no LoRA adapter in missing.")
+        return path
+
+    def add_adapter(self, key: str, _: str) -> None:
+        self.adapters.add(key)
+
+    def remove_adapter(self, key: str) -> None:
+        self.adapters.discard(key)
 
     def close(self) -> None:
         """It holds nothing."""

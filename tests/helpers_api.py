@@ -57,6 +57,9 @@ EOS = 11
 class FakeTokenizer:
     def __init__(self) -> None:
         self.added_tokens: dict[str, int] = {}
+        self.special_tokens: frozenset[str] = frozenset()
+        self.chat_template: str | None = None
+        self.chat_template: str | None = None
 
     def token_bytes(self, token_id: int) -> bytes:
         return VOCABULARY[token_id]
@@ -139,6 +142,9 @@ class _FakeChannel:
         if not self.has_news:
             await trio.sleep_forever()
         return self.take_nowait()
+
+    async def forward(self, deliver: Callable[[RequestOutput], bool]) -> None:
+        """All that will come is there already."""
 
     def take_nowait(self) -> RequestOutput:
         if self._llm.outputs_left is not None:
@@ -423,6 +429,7 @@ class Exchange:
         headers: Mapping[str, str],
         *,
         peer: tuple[str, int] | None = ("127.0.0.1", 1),
+        query: bytes = b"",
     ) -> None:
         self._app = app
         self._messages: list[dict[str, Any]] = []
@@ -438,7 +445,7 @@ class Exchange:
             "scheme": "http",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query,
             "root_path": "",
             "headers": [
                 (b"host", b"testserver"),

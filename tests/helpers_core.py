@@ -30,7 +30,8 @@ NOTHING = -1
 
 
 class PagedRunner:
-    """Writes token ids where a real runner writes keys and values, and reads them back to sample.
+    """Writes token ids and adapters where a real runner writes keys and values, and reads them back to
+    sample.
 
     A sequence's next token is right only if this memory, read through every group's block table as far back
     as the group's layers look, holds what was written for this sequence.
@@ -38,7 +39,7 @@ class PagedRunner:
 
     def __init__(self, num_blocks: int, layout: KVCacheLayout) -> None:
         self.layout = layout
-        self._memory = [[NOTHING] * layout.block_size for _ in range(num_blocks)]
+        self._memory: list[list[object]] = [[NOTHING] * layout.block_size for _ in range(num_blocks)]
         self.batches: list[list[tuple[int, int, bool]]] = []
         """Per step and sequence: request id, tokens computed, whether it sampled."""
         self.num_drafts = self.num_kept_drafts = 0
@@ -55,7 +56,7 @@ class PagedRunner:
         for position, token in enumerate(sequence.token_ids, sequence.start):
             block, offset = divmod(position, self.layout.block_size)
             for table in sequence.block_tables:
-                self._memory[table[block]][offset] = token
+                self._memory[table[block]][offset] = token, sequence.lora
 
     def _output(self, sequence: ScheduledSequence) -> SequenceOutput:
         end = sequence.start + len(sequence.token_ids)
@@ -84,7 +85,7 @@ class PagedRunner:
             for seen in range(0 if window is None else max(0, position - window + 1), position + 1):
                 block, offset = divmod(seen, self.layout.block_size)
                 assert table[block] >= 0, "a block that is looked at was given back"
-                assert self._memory[table[block]][offset] == truth[seen]
+                assert self._memory[table[block]][offset] == (truth[seen], sequence.lora)
 
     def _sample(self, sequence: ScheduledSequence, truth: list[int], drafts: list[int]) -> list[SampledToken]:
         num_known = len(sequence.prompt_token_ids) + len(sequence.output_token_ids)
@@ -176,6 +177,7 @@ class Driver:
         drafts: bool = False,
         plan_ahead: bool = True,
         eos_token_ids: Collection[int] = (EOS,),
+        max_loras: int | None = None,
     ) -> None:
         self.config = SchedulerConfig(
             max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
@@ -184,6 +186,7 @@ class Driver:
             long_prefill_token_threshold=long_prefill_token_threshold,
             max_long_partial_prefills=max_long_partial_prefills,
             plan_ahead=plan_ahead,
+            max_loras=max_loras,
         )
         layout = KVCacheLayout(block_size=block_size, windows=tuple(windows))
         self.now = 0.0
@@ -225,6 +228,7 @@ class Driver:
         priority: int = 0,
         deadline: float = math.inf,
         grammar: GrammarForm | None = None,
+        lora: str | None = None,
         **params: object,
     ) -> int:
         request_id = len(self.requests)
@@ -240,6 +244,7 @@ class Driver:
             priority=priority,
             deadline=deadline,
             grammar=None if grammar is None else HashGrammar(grammar),
+            lora=lora,
         )
         self.core.add(request)
         self.requests[request_id] = request
@@ -268,6 +273,7 @@ class Driver:
         sequences = self.plan.batch.sequences
         assert sum(len(s.token_ids) for s in sequences) <= self.config.max_num_batched_tokens
         assert len(sequences) <= self.config.max_num_seqs
+        assert len({s.lora for s in sequences} - {None}) <= (self.config.max_loras or 0)
         for s in sequences:
             limit = min(len(s.prompt_token_ids) + (s.params.max_tokens or 0), self.max_model_len)
             assert s.start + len(s.token_ids) < limit, "beyond what it may still say"

@@ -116,7 +116,13 @@ class ScriptedLLM:
         await trio.lowlevel.checkpoint()
 
     async def submit(
-        self, prompt: Any, params: SamplingParams, *, request_id: str, priority: int = 0
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        lora_request: object = None,
     ) -> ScriptedChannel:
         await trio.lowlevel.checkpoint()
         parsed = parse_prompt(prompt)
@@ -162,7 +168,9 @@ class ScriptedLLM:
         await trio.lowlevel.checkpoint()
         return reset_running_requests or not self.open
 
-    async def beam_search(self, prompt: Any, params: BeamSearchParams) -> BeamSearchOutput:
+    async def beam_search(
+        self, prompt: Any, params: BeamSearchParams, *, lora_request: object = None
+    ) -> BeamSearchOutput:
         """ "slow" takes for ever, "fail" fails; anything else is answered in capitals, the later the longer
         it is."""
         self.searching += 1

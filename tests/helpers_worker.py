@@ -16,12 +16,14 @@ from trioserve.token_constraints import TokenConstraints
 from trioserve.worker.attention import TorchAttention
 from trioserve.worker.batch import ScheduledSequence, SequenceOutput, StepBatch
 from trioserve.worker.loader import load_model
+from trioserve.worker.lora import step_adapters
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from trioserve.config import DType, EngineConfig
+    from trioserve.worker.lora import Adapter
     from trioserve.worker.model_runner import ModelRunner
 
 # For matrices as small as these, waiting for each other takes threads longer than the work.
@@ -118,6 +120,7 @@ class DrivenSequence:
     block_tables: list[list[int]] = attrs.Factory(lambda self: [self.blocks], takes_self=True)
     params: SamplingParams = GREEDY
     seed: int = 0
+    lora: str | None = None
     output: list[int] = attrs.Factory(list)
     start: int = 0
 
@@ -131,6 +134,7 @@ class DrivenSequence:
             samples=self.start + len(chunk) == len(known),
             params=self.params,
             seed=self.seed,
+            lora=self.lora,
             prompt_token_ids=self.prompt,
             output_token_ids=list(self.output),
         )
@@ -177,6 +181,7 @@ class PagedModel:
     def __init__(self, model: ResolvedModel, *, num_blocks: int = 100, block_size: int = BLOCK_SIZE) -> None:
         self.model = load_model(model)
         self.backend = TorchAttention(self.model.config, block_size, self.model.dtype)
+        self.adapters: dict[str, Adapter] = {}
         self._caches = self.backend.allocate(num_blocks)
         self._free = list(range(num_blocks))
         random.Random(0).shuffle(self._free)
@@ -197,7 +202,8 @@ class PagedModel:
         token_ids = torch.tensor([token for step in arranged for token in step.token_ids])
         positions = torch.tensor([step.start + i for step in arranged for i in range(len(step.token_ids))])
         plan = self.backend.plan(arranged)
-        hidden = self.model.forward(token_ids, positions, plan, self._caches)
+        adapters = step_adapters(arranged, self.adapters)
+        hidden = self.model.forward(token_ids, positions, plan, self._caches, adapters)
         parts = self.model.logits(hidden).split([len(step.token_ids) for step in arranged])
         return [parts[order.index(index)] for index in range(len(steps))]
 

@@ -22,6 +22,10 @@ _CHUNK = "CompletionChunk"
 
 _ALLOWED: tuple[tuple[str, str, Schema, str], ...] = (
     (
+        "Response", "usage", _NULL,
+        "not known before the end; OpenAI's API says null too, and other descriptions demand the key",
+    ),
+    (
         "CreateChatCompletionResponse", "choices.*.finish_reason", {"const": "repetition"},
         "vLLM's: the answer said the same again and again",
     ),
@@ -128,8 +132,8 @@ def _as_json_schema(schema: Any) -> Any:
 def _allow(schema: Schema, place: list[str], further: Schema) -> None:
     """Let what is at this place of `schema` be `further` too; `*` is an item of an array."""
     step, *rest = place
-    holders = [part for part in (schema, *schema.get("anyOf", ())) if {"properties", "items"} & part.keys()]
-    (holder,) = holders
+    parts = (schema, *schema.get("anyOf", ()), *schema.get("allOf", ()))
+    (holder,) = [part for part in parts if "items" in part or step in part.get("properties", ())]
     inside, key = (holder, "items") if step == "*" else (holder["properties"], step)
     if rest:
         _allow(inside[key], rest, further)

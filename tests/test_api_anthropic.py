@@ -79,12 +79,12 @@ async def test_why_it_stopped(answer: Answer, stop_reason: str, sequence: str | 
     assert (message["stop_reason"], message["stop_sequence"]) == (stop_reason, sequence)
 
 
-async def test_an_empty_answer_has_no_blocks() -> None:
-    answer = Answer(token_ids=(9,), hidden=(0,))
-    llm = FakeLLM(Answer(token_ids=(8, 9), hidden=(0, 1)))
-    assert answer.hidden
-    reply = await ask(llm, stream=True)
-    assert accumulate(reply.body)["stop_reason"] == "end_turn"
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_text_has_no_blocks(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    monkeypatch.setattr(helpers_api, "VOCABULARY", [*VOCABULARY, b""])
+    reply = await ask(FakeLLM(Answer(token_ids=(len(VOCABULARY),))), stream=stream)
+    message = accumulate(reply.body) if stream else reply.json
+    assert (message["content"], message["stop_reason"]) == ([], "end_turn")
 
 
 # Tools
@@ -104,7 +104,7 @@ async def test_calls_of_tools(monkeypatch: pytest.MonkeyPatch, size: int) -> Non
 
 
 async def test_a_call_that_was_cut_off_is_no_call_to_make(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = saying(monkeypatch, CALLS[:60], FinishReason.LENGTH)
+    llm = saying(monkeypatch, CALLS[:50], FinishReason.LENGTH)
     message = (await ask(llm, tools=[WEATHER], tool_choice={"type": "any"})).json
     assert (message["stop_reason"], message["content"][0]["input"]) == ("max_tokens", {})
 
@@ -227,6 +227,15 @@ async def test_thinking_is_off_unless_asked_for(fields: dict[str, Any], kwargs: 
     llm = FakeLLM()
     assert (await ask(llm, **fields)).status == 200
     assert llm.rendered[0]["template_kwargs"] == kwargs
+
+
+async def test_a_budget_of_thinking_needs_a_model_that_is_known_to_think() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 5}
+    llm = FakeLLM()
+    await ask(llm, thinking=thinking)
+    llm.tokenizer.chat_template = "...<think>...</think>"
+    await ask(llm, thinking=thinking)
+    assert [call.params.thinking_token_budget for call in llm.calls] == [None, 5]
 
 
 async def test_whether_to_think_may_be_the_servers_default() -> None:

@@ -26,9 +26,9 @@ MESSAGES = '"messages": [{"role": "user", "content": "Hi"}], "prompt": "Hi"'
 
 
 def nested(levels: int) -> bytes:
-    """An object whose field `metadata` makes it so many levels deep."""
+    """An object whose field `prediction` makes it so many levels deep."""
     inner = "[" * (levels - 1) + "]" * (levels - 1)
-    return f'{{{MESSAGES}, "metadata": {inner}}}'.encode()
+    return f'{{{MESSAGES}, "prediction": {inner}}}'.encode()
 
 
 @pytest.mark.parametrize("path", PATHS)

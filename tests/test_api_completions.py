@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
-import trio.testing
 
 from helpers_api import Answer, Call, Client, FakeLLM, Reply
+from helpers_complaints import until
 from trioserve.errors import EngineDeadError
 from trioserve.frontend.prompts import TextPrompt, Truncation
 from trioserve.outputs import FinishReason
@@ -210,36 +210,34 @@ async def test_a_limit_that_leaves_no_room_is_what_is_wrong(fake: FakeEngine) ->
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
+async def ask_really(fake: FakeEngine, output: str, **request: Any) -> Reply:
+    """By a real AsyncLLM with a tokenizer of bytes, whose engine answers this to the first request."""
+
+    async def answer() -> None:
+        await until(lambda: fake.client.added)
+        fake.client.emit(fake.client.added[0], output, FinishReason.LENGTH)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(answer)
+        return await Client(fake.llm).post(PATH, request)  # type: ignore[arg-type]  # not the fake one
+
+
 @pytest.mark.parametrize(("side", "kept"), [("left", "cdef"), ("right", "abcd")])
 async def test_an_echo_shows_what_was_kept_of_a_text(fake: FakeEngine, side: str, kept: str) -> None:
     request = {"prompt": "abcdef", "echo": True, "truncate_prompt_tokens": 4, "truncation_side": side}
-    async with trio.open_nursery() as nursery:
-
-        async def answer() -> None:
-            await trio.testing.wait_all_tasks_blocked()
-            fake.client.emit(fake.client.added[0], "xy", FinishReason.LENGTH)
-
-        nursery.start_soon(answer)
-        reply = await Client(fake.llm).post(PATH, request)  # type: ignore[arg-type]  # a real one
-    assert reply.json["choices"][0]["text"] == kept + "xy"
-    assert reply.json["usage"]["prompt_tokens"] == 4
+    reply = (await ask_really(fake, "xy", **request)).json
+    assert reply["choices"][0]["text"] == kept + "xy"
+    assert reply["usage"]["prompt_tokens"] == 4
 
 
 async def test_a_text_of_any_length_can_be_cut(fake: FakeEngine) -> None:
     """Also one that would not be tokenized for its length alone."""
     text = "ab" * 16_384  # characters; the context has 128 tokens
-    request = {"prompt": text, "max_tokens": 1, "truncate_prompt_tokens": 2, "return_token_ids": True}
-    client = Client(fake.llm)  # type: ignore[arg-type]  # a real one
-    async with trio.open_nursery() as nursery:
-
-        async def answer() -> None:
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            fake.client.emit(fake.client.added[0], "x", FinishReason.LENGTH)
-
-        nursery.start_soon(answer)
-        reply = await client.post(PATH, request)
+    request = {"prompt": text, "max_tokens": 1, "return_token_ids": True}
+    reply = await ask_really(fake, "x", truncate_prompt_tokens=2, **request)
     assert reply.json["choices"][0]["prompt_token_ids"] == list(b"ab")
-    assert (await client.post(PATH, request | {"truncate_prompt_tokens": None})).status == 400
+    reply = await Client(fake.llm).post(PATH, request)  # type: ignore[arg-type]  # as above
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
 # Logprobs by other names

@@ -49,6 +49,7 @@ drivers = st.builds(
     max_long_partial_prefills=st.integers(1, 2),
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
     drafts=st.booleans(),
+    max_loras=st.integers(1, 3),
 )
 prompts = st.tuples(
     st.sampled_from(PREFIXES), st.lists(st.integers(1, 4), min_size=1, max_size=MAX_MODEL_LEN - 17)
@@ -94,8 +95,11 @@ class EngineMachine(RuleBasedStateMachine):
         time_left=st.sampled_from([math.inf, 1.0, 20.0]),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         grammar=st.none() | grammars,
+        lora=st.sampled_from([None, None, "a", "b", "c", "d"]),
     )
-    def add(self, prompt, params, seed, streams, cache_salt, priority, time_left, prompt_logprobs, grammar):
+    def add(
+        self, prompt, params, seed, streams, cache_salt, priority, time_left, prompt_logprobs, grammar, lora
+    ):
         self.driver.add(
             prompt,
             seed=seed,
@@ -105,6 +109,7 @@ class EngineMachine(RuleBasedStateMachine):
             deadline=self.driver.now + time_left,
             prompt_logprobs=prompt_logprobs,
             grammar=grammar,
+            lora=lora,
             **params,
         )
 
@@ -192,6 +197,7 @@ def test_thousands_of_steps_on_a_cache_that_is_too_small(policy: str, windows: A
         policy=policy,
         long_prefill_token_threshold=8,
         drafts=drafts,
+        max_loras=2,
     )
     for _ in range(2000):
         driver.now += 1.0
@@ -203,6 +209,7 @@ def test_thousands_of_steps_on_a_cache_that_is_too_small(policy: str, windows: A
                 max_tokens=rng.randrange(1, 16),
                 priority=rng.randrange(3),
                 deadline=driver.now + rng.randrange(10, 60),
+                lora=rng.choice([None, None, "a", "b", "c"]),
             )
         driver.begin()
         if driver.plan is not None and rng.random() < 0.7:

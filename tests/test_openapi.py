@@ -14,7 +14,7 @@ from helpers_api import Client, FakeLLM
 from trioserve.errors import InvalidRequestError
 from trioserve.server.openapi import Description
 from trioserve.server.openapi_routes import ROUTES
-from trioserve.server.protocol.readers import CHAT_READER, COMPLETION_READER
+from trioserve.server.protocol.readers import COMPLETION_READER
 from trioserve.server_args import ServerArgs
 from trioserve.version import __version__
 
@@ -23,10 +23,30 @@ if TYPE_CHECKING:
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"prompt": "Hi"}
-READERS: dict[str, tuple[RequestReader[Any], dict[str, Any]]] = {
-    "ChatCompletionRequest": (CHAT_READER, CHAT),
-    "CompletionRequest": (COMPLETION_READER, {**COMPLETION, "echo": True}),  # else 0 is no max_tokens
+BODIES: dict[str, dict[str, Any]] = {
+    "ChatBatchRequest": {"messages": [CHAT["messages"]]},
+    "ChatCompletionRequest": CHAT,
+    "CompletionRequest": {**COMPLETION, "echo": True},  # else 0 is no max_tokens
+    "ConversationRequest": {**CHAT, "model": "small"},
+    "DetokenizeRequest": {"tokens": [1]},
+    "GenerateRequest": {"token_ids": [1], "sampling_params": {}},
+    "LoadLoRARequest": {"lora_name": "a", "lora_path": "b"},
+    "MessagesRequest": {**CHAT, "model": "small", "max_tokens": 1},
+    "ResponsesRequest": {"input": "Hi"},
+    "TokenCountRequest": {"input": "Hi"},
+    "TokenizeRequest": COMPLETION,
+    "UnloadLoRARequest": {"lora_name": "a"},
 }
+"""A request of each kind that is right."""
+
+
+def all_readers() -> dict[str, RequestReader[Any]]:
+    given = [route.reader for route in ROUTES if route.reader is not None]
+    readers = [reader for some in given for reader in (some if isinstance(some, tuple) else (some,))]
+    return {reader.kind.__name__: reader for reader in readers}
+
+
+READERS = all_readers()
 
 
 @cache
@@ -73,7 +93,8 @@ async def test_it_needs_a_key_and_says_so() -> None:
     client = Client(FakeLLM(), ServerArgs(api_key=("k",)))
     assert (await client.get("/openapi.json")).status == 401
     document = (await client.get("/openapi.json", authorization="Bearer k")).json
-    assert document["security"] == [{"ApiKey": []}]
+    assert document["security"] == [{"ApiKey": []}, {"ApiKeyHeader": []}]
+    assert document["components"]["securitySchemes"].keys() == {"ApiKey", "ApiKeyHeader"}
     assert document["paths"]["/health"]["get"]["security"] == []
     assert "401" in document["paths"]["/v1/models"]["get"]["responses"]
     assert "401" not in document["paths"]["/health"]["get"]["responses"]
@@ -110,7 +131,7 @@ def values_of(schema: dict[str, Any]) -> list[Any]:
 
 FIELDS = [
     (name, field)
-    for name in READERS
+    for name in sorted(READERS)
     for field, schema in describe()["components"]["schemas"][name]["properties"].items()
     if values_of(schema)
 ]
@@ -118,10 +139,17 @@ FIELDS = [
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 def test_a_value_is_described_as_it_is_read(name: str, field: str) -> None:
-    reader, body = READERS[name]
+    reader, body = READERS[name], BODIES[name]
     for value in values_of(describe()["components"]["schemas"][name]["properties"][field]):
         request = {**body, field: value}
         assert is_read(reader, request, field) == validator(name).is_valid(request), value
+
+
+def test_a_right_request_of_every_kind_is_described_as_such() -> None:
+    assert READERS.keys() == BODIES.keys()
+    for name, reader in READERS.items():
+        reader.read(msgspec.json.encode(BODIES[name]))
+        validator(name).validate(BODIES[name])
 
 
 def test_there_are_bounds_to_test() -> None:

@@ -13,7 +13,7 @@ from trioserve.config import StructuredOutputsConfig
 from trioserve.grammars.checking import Setup, check
 from trioserve.server.protocol.tool_schemas import MAX_CALLS, arguments_form, calls_form
 from trioserve.server.protocol.tools import FunctionDefinition
-from trioserve.server.tool_calls.scanner import CallScanner
+from trioserve.parsers.forced_calls import CallScanner
 
 if TYPE_CHECKING:
     from trioserve.structured_outputs import StructuredOutputsParams
@@ -92,7 +92,7 @@ def test_arguments_of_a_named_function(name: str) -> None:
         assert_called_rightly(name, json.loads(text))
         scanner = CallScanner(name)
         assert "".join(part.arguments for part in scanner.feed(text)) == text
-        assert scanner.is_complete
+        assert scanner.has_called
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -119,7 +119,7 @@ def assert_scanned_alike(text: str, calls: list[Any]) -> None:
     for part in scanner.feed(text):
         found = [*found, (part.name, "")] if part.name else found
         found[-1] = (found[-1][0], found[-1][1] + part.arguments)
-    assert scanner.is_complete
+    assert scanner.has_called
     assert [(name, json.loads(arguments)) for name, arguments in found] == [
         (call["name"], call["arguments"]) for call in calls
     ]

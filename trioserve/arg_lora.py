@@ -33,7 +33,7 @@ def lora_modules(value: str | Iterable[Any] | None) -> tuple[LoRAModule, ...]:
 
 def _to_module(given: Any) -> LoRAModule:
     if isinstance(given, str) and not given.lstrip().startswith("{"):
-        name, equals, path = given.partition("=")
+        name, _, path = given.partition("=")
         module = LoRAModule(name=name, path=path)
     else:
         module = _from_json(given)

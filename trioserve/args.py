@@ -42,6 +42,7 @@ from trioserve.config import (
     StructuredOutputsConfig,
     SupervisionConfig,
 )
+from trioserve.reasoning import REASONING_PARSERS
 
 __all__ = ["DEFAULT_MODEL", "RETIRED", "EngineArgs", "drop_retired"]
 
@@ -86,7 +87,9 @@ def _check_lora(args: EngineArgs) -> None:
     if args.lora_modules and not args.enable_lora:
         raise fail("lora_modules", [module.name for module in args.lora_modules], "empty without enable_lora")
     if len(args.lora_modules) > args.max_cpu_loras:
-        raise fail("lora_modules", len(args.lora_modules), f"at most max_cpu_loras={args.max_cpu_loras} adapters")
+        raise fail(
+            "lora_modules", len(args.lora_modules), f"at most max_cpu_loras={args.max_cpu_loras} adapters"
+        )
     for module in args.lora_modules:
         if module.name in (args.served_model_name or (args.model,)):
             raise fail("lora_modules", module.name, "named otherwise than the model itself")
@@ -174,6 +177,12 @@ class EngineArgs:
         optional_nested("reasoning_config", ReasoningConfig),
         default=None,
     )
+    reasoning_parser: str = arg(
+        f"how the model thinks: {', '.join(REASONING_PARSERS)}; auto: as its chat template shows, tags: "
+        "between the marks of --reasoning-config",
+        choice("reasoning_parser", REASONING_PARSERS),
+        default="auto",
+    )
     max_logprobs: int = arg(
         "logprobs that a request may ask for; -1: as many as it likes",
         quantity("max_logprobs", least=-1),
@@ -184,17 +193,13 @@ class EngineArgs:
     )
     enable_lora: bool = arg("serve LoRA adapters beside the model", flag("enable_lora"), default=False)
     lora_modules: tuple[LoRAModule, ...] = arg(
-        'adapters that are there from the start: NAME=PATH or JSON such as {"name": "sql", "path": "sql-lora"}',
+        'adapters from the start on: NAME=PATH or JSON such as {"name": "sql", "path": "sql-lora"}',
         lora_modules,
         default=(),
     )
     max_loras: int = arg("different adapters in a step", quantity("max_loras", least=1), default=8)
-    max_lora_rank: int = arg(
-        "highest rank of an adapter", quantity("max_lora_rank", least=1), default=64
-    )
-    max_cpu_loras: int = arg(
-        "adapters in memory at a time", quantity("max_cpu_loras", least=1), default=64
-    )
+    max_lora_rank: int = arg("highest rank of an adapter", quantity("max_lora_rank", least=1), default=64)
+    max_cpu_loras: int = arg("adapters in memory at a time", quantity("max_cpu_loras", least=1), default=64)
     threads: int | None = arg(
         "compute threads of the engine core [the usable processors]",
         quantity("threads", least=1, auto=True),
@@ -293,6 +298,7 @@ class EngineArgs:
             speculative=self.speculative_config,
             structured_outputs=self.structured_outputs_config,
             reasoning=self.reasoning_config,
+            reasoning_parser=self.reasoning_parser,
             max_logprobs=self.max_logprobs,
             logits_processors=self.logits_processors,
             threads=self.threads or _usable_cpus(),

@@ -41,7 +41,15 @@ from trioserve.observability.throughput_log import log_throughput
 from trioserve.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Mapping,
+        Sequence,
+    )
     from types import TracebackType
     from typing import Unpack
 
@@ -355,8 +363,9 @@ class AsyncLLM:
         await trio.lowlevel.checkpoint()
         return self._adapters.list()
 
-    def has_lora(self, name: str) -> bool:
-        return self._adapters.has(name)
+    def has_lora(self, name: str | None) -> bool:
+        """New requests may have one of this name."""
+        return name is not None and self._adapters.has(name)
 
     # State
 

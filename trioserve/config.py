@@ -168,7 +168,7 @@ class StructuredOutputsConfig:
 
 @attrs.frozen(kw_only=True)
 class ReasoningConfig:
-    """The texts between which a model thinks, for `SamplingParams.thinking_token_budget`."""
+    """The texts between which a model thinks."""
 
     start: str = "<think>"
     end: str = "</think>"
@@ -232,6 +232,9 @@ class EngineConfig:
     speculative: SpeculativeConfig | None
     structured_outputs: StructuredOutputsConfig
     reasoning: ReasoningConfig | None
+    """None: the marks of the reasoning parser."""
+    reasoning_parser: str
+    """A name of `trioserve.reasoning`."""
     max_logprobs: int
     """The most that a request may ask for; -1: no limit."""
     logits_processors: tuple[str, ...]

@@ -365,10 +365,12 @@ def _pair_up(
     """Each prompt with its own params, made final-only in a copy, its priority and its adapter."""
     all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     all_priorities = [0] * len(prompts) if priorities is None else priorities
-    is_one = lora_requests is None or isinstance(lora_requests, LoRARequest)
-    adapters = [lora_requests] * len(prompts) if is_one else lora_requests
-    all_values = {"params": all_params, "priorities": all_priorities, "lora_request": adapters}
-    for name, values in all_values.items():
+    adapters = (
+        [lora_requests] * len(prompts)
+        if lora_requests is None or isinstance(lora_requests, LoRARequest)
+        else lora_requests
+    )
+    for name, values in (("params", all_params), ("priorities", all_priorities), ("lora_request", adapters)):
         if not isinstance(values, Sequence):
             raise TypeError(f"{name} must be a list, one for each prompt, got {shown(values)}.")
         if len(values) != len(prompts):
@@ -378,8 +380,8 @@ def _pair_up(
     for own in all_params:
         check_type("sampling_params", own, SamplingParams)
     return [
-        _Request(prompt, attrs.evolve(own, output_kind=RequestOutputKind.FINAL_ONLY), priority)
-        for prompt, own, priority in zip(prompts, all_params, all_priorities, strict=True)
+        _Request(prompt, attrs.evolve(own, output_kind=RequestOutputKind.FINAL_ONLY), priority, adapter)
+        for prompt, own, priority, adapter in zip(prompts, all_params, all_priorities, adapters, strict=True)
     ]
 
 

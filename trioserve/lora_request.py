@@ -11,10 +11,12 @@ from trioserve.validators import boolean, integer, optional, reject
 
 __all__ = ["LoRARequest"]
 
+_MAX_LENGTH = 1024
+
 
 def _text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise reject(attribute, value, "a non-empty string of printable characters")
+    if not isinstance(value, str) or not 0 < len(value) <= _MAX_LENGTH or not value.isprintable():
+        raise reject(attribute, value, f"1 to {_MAX_LENGTH} printable characters")
 
 
 def _to_text(path: Any) -> Any:

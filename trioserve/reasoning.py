@@ -54,18 +54,16 @@ def find_reasoning_format(
     """The format of this name (one of REASONING_PARSERS); `marks` replace its own. "tags" has none of its
     own, and takes those of the template, or <think> and </think>; "auto" does so where there are any."""
     template = chat_template or ""
-    found = next(((start, end) for start, end in _MARKS if end in template), None)
+    found = next((known for known in _MARKS if known[1] in template), None)
     if name == "none" or (name == "auto" and not (marks or found)):
         return None
+    if name == "deepseek_r1":
+        begins_unasked = True
+    else:
+        # A template that cuts thoughts off at their end, and never writes how they begin.
+        begins_unasked = name == "auto" and found is not None and found[0] not in template
     if marks is not None:
         start, end = marks.start, marks.end
     else:
         start, end = (found or _MARKS[0]) if name in {"auto", "tags"} else _MARKS[0]
-    return ReasoningFormat(start=start, end=end, begins_unasked=name == "deepseek_r1" or _is_r1(name, template))
-
-
-def _is_r1(name: str, chat_template: str) -> bool:
-    """DeepSeek R1's templates cut thoughts off at their end, and never write where they begin."""
-    return name == "auto" and "</think>" in chat_template and "<｜Assistant｜>" in chat_template and (
-        "enable_thinking" not in chat_template and "thinking" not in chat_template
-    )
+    return ReasoningFormat(start=start, end=end, begins_unasked=begins_unasked)

@@ -7,13 +7,33 @@ from typing import Any
 
 import attrs
 
-from trioserve.arg_fields import arg, fail, flag, json_object, keys, number, quantity, seconds, text, texts
+from trioserve.arg_fields import (
+    arg,
+    choice,
+    fail,
+    flag,
+    json_object,
+    keys,
+    number,
+    quantity,
+    seconds,
+    text,
+    texts,
+)
 from trioserve.errors import InvalidConfigError
 
-__all__ = ["OPEN_PATHS", "ServerArgs"]
+__all__ = ["OPEN_PATHS", "RESPONSES_IN_MEMORY", "RESPONSES_NOWHERE", "TOOL_CALL_PARSERS", "ServerArgs"]
+
+TOOL_CALL_PARSERS = (
+    "auto", "none", "hermes", "qwen", "llama3_json", "mistral", "pythonic", "deepseek_v3", "deepseek_v31",
+    "qwen3_xml", "qwen3_coder",
+)  # fmt: skip
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/docs")
 """What load balancers ask without a key, and a page that asks for one."""
+
+RESPONSES_IN_MEMORY, RESPONSES_NOWHERE = "memory", "none"
+"""What `responses_store` may be beside the path of a file."""
 
 
 def _port(value: Any) -> int:
@@ -124,6 +144,17 @@ class ServerArgs:
         factory=dict,
     )
 
+    tool_call_parser: str = arg(
+        f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)}; auto: as its chat template shows",
+        choice("tool_call_parser", TOOL_CALL_PARSERS),
+        default="auto",
+    )
+    exclude_tools_when_tool_choice_none: bool = arg(
+        "do not show tools to the chat template where tool_choice is none",
+        flag("exclude_tools_when_tool_choice_none"),
+        default=False,
+    )
+
     # Which routes there are beside the usual ones, or not
 
     disable_docs: bool = arg("serve neither /docs nor /openapi.json", flag("disable_docs"), default=False)
@@ -136,6 +167,15 @@ class ServerArgs:
         "serve /pause, /resume, /sleep, /wake_up and the like, which steer the engine for all",
         flag("enable_control_routes"),
         default=False,
+    )
+
+    enable_lora_updates: bool = arg(
+        "let clients load and unload LoRA adapters", flag("enable_lora_updates"), default=False
+    )
+    lora_directories: tuple[str, ...] = arg(
+        "directories in which adapters that clients load must lie; / allows all [none]",
+        texts("lora_directories"),
+        default=(),
     )
 
     # How much is taken at a time
@@ -165,6 +205,30 @@ class ServerArgs:
     )
     max_json_depth: int = arg(
         "levels to which a request body may be nested", quantity("max_json_depth", least=1), default=128
+    )
+
+    # What is kept
+
+    responses_store: str = arg(
+        "where responses are kept: memory, none, or the path of an SQLite file",
+        text("responses_store"),
+        default=RESPONSES_IN_MEMORY,
+    )
+    responses_store_max_responses: int = arg(
+        "responses that are kept", quantity("responses_store_max_responses", least=1), default=10_000
+    )
+    responses_store_max_bytes: int = arg(
+        "bytes of kept responses, with their inputs and events",
+        quantity("responses_store_max_bytes", least=1),
+        default=256 * 2**20,
+    )
+    responses_store_ttl: float = arg(
+        "seconds that a response is kept after its last use",
+        _positive_seconds("responses_store_ttl"),
+        default=30 * 86400.0,
+    )
+    responses_max_background: int = arg(
+        "responses under way in the background", quantity("responses_max_background", least=1), default=64
     )
 
     # How long things may take
@@ -208,6 +272,14 @@ class ServerArgs:
             for field in ("ssl_keyfile", "ssl_ca_certs", "http2"):
                 if value := getattr(self, field):
                     raise InvalidConfigError(f"{field} needs ssl_certfile, got {value!r}.", field=field)
+        if self.lora_directories and not self.enable_lora_updates:
+            raise fail("lora_directories", list(self.lora_directories), "empty without enable_lora_updates")
+        if self.enable_lora_updates and not self.lora_directories:
+            raise InvalidConfigError(
+                "enable_lora_updates needs lora_directories: clients may load adapters from there only "
+                "(from anywhere: /), got none.",
+                field="enable_lora_updates",
+            )
         if self.allow_credentials and "*" in self.allowed_origins:
             raise InvalidConfigError(
                 "allow_credentials must be false if allowed_origins is *, got True.",

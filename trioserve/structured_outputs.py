@@ -106,6 +106,10 @@ class StructuredOutputsParams:
     """JSON without any whitespace between its tokens."""
     disable_additional_properties: bool = attrs.field(default=False, validator=boolean)
     """Objects have no properties but those that the schema names, unless it says otherwise."""
+    free_until: str | None = attrs.field(default=None, converter=plain, validator=_optional_text)
+    """The output has the form only after this mark. Up to it, and to white space behind it, it is free."""
+    free_from: str | None = attrs.field(default=None, converter=plain, validator=_optional_text)
+    """With `free_until`: the mark with which the free text begins, if there is any."""
     whitespace_pattern: str | None = attrs.field(default=None, converter=plain, validator=_optional_text)
     """A regular expression of the whitespace between JSON's tokens; None: a space, or a line break and its
     indentation. There may always be none at all."""
@@ -117,4 +121,8 @@ class StructuredOutputsParams:
                 f"structured_outputs must have exactly one of {', '.join(_KINDS)}, got "
                 f"{' and '.join(given) or 'none'}.",
                 parameter="structured_outputs",
+            )
+        if self.free_from is not None and self.free_until is None:
+            raise InvalidRequestError(
+                f"free_from must be null without free_until, got {self.free_from!r}.", parameter="free_from"
             )

@@ -2,7 +2,9 @@
 
 serve
 ├─ signals     the first SIGTERM or SIGINT drains, the second ends everything
+├─ responses   the file of kept responses, if there is one
 ├─ AsyncLLM    owned here, not by the web framework
+├─ background  responses for which no client waits, a task each
 ├─ undertaker  the engine's death for good ends the server
 ├─ closing     once it drains: requests that run too long are ended, and told why
 └─ http        accept, drain, cancel
@@ -32,11 +34,15 @@ from trioserve.server.connection_room import raise_file_limit
 from trioserve.server.http import HttpLimits, serve_http
 from trioserve.server.listeners import bound_listener, describe, start_listening
 from trioserve.server.request_scope import GRACE, App
+from trioserve.server.responses.background import open_background
+from trioserve.server.responses.home import ResponsesHome, open_response_store
 from trioserve.server.tls import Certificates
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
     import socket
+
+    from trioserve.server.responses.store import ResponseStore
 
 
 __all__ = ["serve"]
@@ -84,19 +90,21 @@ class _Server:
         return self._exit_code
 
     async def _serve(self, listener: socket.socket) -> None:
-        llm = AsyncLLM.from_engine_args(self.engine_args)
-        try:
-            await self._serve_with(llm, listener)
-        finally:
-            # Asked at the very end, and however that came: a death counts also if nobody saw it in time.
-            if llm.errored:
-                self._exit_code = ExitCode.ENGINE_DEAD
+        async with open_response_store(self.server_args) as store:
+            llm = AsyncLLM.from_engine_args(self.engine_args)
+            try:
+                await self._serve_with(llm, store, listener)
+            finally:
+                # Asked at the very end, and however that came: a death counts also if nobody saw it in time.
+                if llm.errored:
+                    self._exit_code = ExitCode.ENGINE_DEAD
         log.info("stopped")
 
-    async def _serve_with(self, llm: AsyncLLM, listener: socket.socket) -> None:
+    async def _serve_with(self, llm: AsyncLLM, store: ResponseStore | None, listener: socket.socket) -> None:
         started = time.monotonic()
-        async with llm:
-            app = create_app(llm, self.server_args, is_draining=self._drain.is_set)
+        async with llm, open_background(self.server_args.responses_max_background) as background:
+            home = ResponsesHome(store, background)
+            app = create_app(llm, self.server_args, is_draining=self._drain.is_set, responses=home)
             start_listening(listener, self.server_args)
             self._serving = True
             name, seconds = llm.config.model.served_model_names[0], time.monotonic() - started
@@ -117,6 +125,7 @@ class _Server:
                     count_refusal=llm.metrics.record_refusal,
                     access_log=self.engine_args.log.access,
                 )
+                await background.wait_idle()
                 end_nursery(nursery)
 
     def _warn_if_open(self) -> None:

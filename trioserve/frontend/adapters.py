@@ -38,7 +38,7 @@ class Adapter:
     """One that is loaded. `Adapters` and `Requests` alone change it."""
 
     key: str
-    """Its name in the engine, which no other adapter ever has: prefixes that were cached with it are its own."""
+    """Its name in the engine, which no other adapter ever has: what is cached with it is its own."""
     name: str
     path: str
     """As it was given."""
@@ -72,14 +72,16 @@ class Adapter:
 
 
 class Adapters:
-    """Every adapter is here from the moment at which the engine has it until nobody needs it: it is unloaded,
-    or replaced, and the last request that has it has ended. A new engine core gets all of them again."""
+    """Every adapter is here from the moment at which the engine has it until nobody needs it: it is
+    unloaded, or replaced, and the last request that has it has ended. A new engine core gets all of them
+    again."""
 
     # Invariants: _by_name has the listed ones; _kept has these and the held ones, by key, and at most
     # max_loaded when one begins to be loaded (one that is replaced makes room only when the new one is there).
 
     def __init__(self, config: EngineConfig, get_client: Callable[[], EngineCoreClient]) -> None:
-        """`get_client` raises EngineDeadError, EngineRestartingError or ClosedError where there is no engine."""
+        """`get_client` raises EngineDeadError, EngineRestartingError or ClosedError where there is no
+        engine."""
         self._config = config.lora
         self._model_names = config.model.served_model_names
         self._get_client = get_client
@@ -126,9 +128,7 @@ class Adapters:
 
     # Loading and unloading
 
-    async def load(
-        self, request: LoRARequest, *, again: bool = False, known_is_fine: bool = False
-    ) -> None:
+    async def load(self, request: LoRARequest, *, again: bool = False, known_is_fine: bool = False) -> None:
         """Let requests have an adapter. Cancelling leaves it as it was.
 
         Args:

@@ -76,11 +76,16 @@ class OutputChannel:
     """Engine cores that were given this round."""
     _error: Exception | None = attrs.field(default=None, init=False)
     _consumer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
+    _deliver: Callable[[RequestOutput], bool] | None = attrs.field(default=None, init=False)
+    """Of a consumer in `forward`. Only while that is parked: one that was woken, or cancelled, wants no more."""
 
     @property
     def round_has_ended(self) -> bool:
         """Every completion has ended; their last output may not have been taken yet."""
-        return all(completion.finish_reason is not None for completion in self.completions)
+        for completion in self.completions:  # asked once per token: an `all` would cost more than the rest
+            if completion.finish_reason is None:
+                return False
+        return True
 
     @property
     def finished(self) -> bool:
@@ -106,7 +111,10 @@ class OutputChannel:
             return True
         if self.kind is RequestOutputKind.FINAL_ONLY:
             return self.finished
-        return any(completion.has_news for completion in self.completions)
+        for completion in self.completions:
+            if completion.has_news:
+                return True
+        return False
 
     def begin(self, prompt_token_ids: Sequence[int], completions: Sequence[Completion]) -> None:
         """The next round: what comes from now on is theirs."""
@@ -124,11 +132,12 @@ class OutputChannel:
         self.notify()
 
     def notify(self) -> None:
-        """Wake the consumer, if there is something for it."""
-        if self.has_news:
-            self._consumer.unpark_all()
-            if self.watcher is not None:
-                self.watcher()
+        """Hand on what there is, or wake the consumer for it."""
+        if not self.has_news or self._has_delivered():
+            return
+        self._consumer.unpark_all()
+        if self.watcher is not None:
+            self.watcher()
 
     def fail(self, error: Exception) -> None:
         """Let `take` raise `error`, after nothing else: what was pending is lost with the engine. The first
@@ -173,6 +182,30 @@ class OutputChannel:
             num_cached_tokens=self.num_cached_tokens,
             metrics=self._metrics() if finished else None,
         )
+
+    async def forward(self, deliver: Callable[[RequestOutput], bool]) -> None:
+        """Have `deliver` called with what comes from now on, at once, in the task that brings it: so nobody
+        has to be woken for it. `deliver` must not wait.
+
+        Returns once `deliver` has returned False, or there is something that only `take` gives: the last
+        output, an error, also one that `deliver` has raised, or news that are there already. A checkpoint only
+        where it waits. After a cancellation `deliver` is not called any more.
+        """
+        if not self.has_news:
+            self._deliver = deliver
+            try:
+                await self._consumer.park()
+            finally:
+                self._deliver = None
+
+    def _has_delivered(self) -> bool:
+        if self._deliver is None or not self._consumer or self._error is not None or self.finished:
+            return False
+        try:
+            return self._deliver(self.take_nowait())
+        except Exception as error:  # of the consumer's making, and for the consumer: not for whoever brings news
+            self._error = error
+            return False
 
     def check(self) -> None:
         """Raise the error that `fail` has left, if any."""

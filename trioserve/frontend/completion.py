@@ -64,6 +64,11 @@ class Completion:
         """Take in what a step brought. Afterwards `finish_reason` says whether the completion has ended:
         by the engine's word, or by a stop string, of which the engine knows nothing."""
         token_ids, rows, reason = update.token_ids, update.logprobs, update.finish_reason
+        if reason is None and rows is None and self._stop_strings is None:  # as nearly all are
+            for token_id in token_ids:
+                self._push_token(token_id, silent=False)
+            self.has_news = self.has_news or bool(token_ids)
+            return
         stop_reason = REPETITION_DETECTED if reason is FinishReason.REPETITION else update.stop_token_id
         ends_by_token = reason is FinishReason.STOP and not update.completes_grammar
         for position, token_id in enumerate(token_ids):

@@ -10,8 +10,8 @@ from trioserve.token_constraints import ThinkingBudget, TokenConstraints
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from trioserve.config import ReasoningConfig
     from trioserve.frontend.tokenizer import Tokenizer
+    from trioserve.reasoning import ReasoningFormat
     from trioserve.sampling_params import SamplingParams
 
 __all__ = ["ConstraintsMaker"]
@@ -22,7 +22,7 @@ _NONE = TokenConstraints()
 class ConstraintsMaker:
     """Tokenizes bad words, and knows between which tokens the model thinks."""
 
-    def __init__(self, tokenizer: Tokenizer, reasoning: ReasoningConfig | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, reasoning: ReasoningFormat | None) -> None:
         self._tokenizer = tokenizer
         self._thinking = (
             None if reasoning is None else (self._encode(reasoning.start), self._encode(reasoning.end))
@@ -56,7 +56,8 @@ class ConstraintsMaker:
             return None
         if self._thinking is None:
             raise InvalidRequestError(
-                "thinking_token_budget needs an engine with a reasoning configuration; this one has none.",
+                "thinking_token_budget must be null: how this model thinks is not known (--reasoning-parser, "
+                "--reasoning-config).",
                 parameter="thinking_token_budget",
             )
         start, end = self._thinking

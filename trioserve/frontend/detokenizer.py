@@ -34,7 +34,9 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         shown = list(context[-_CONTEXT:])
-        self._stream = DecodeStream(ids=shown, skip_special_tokens=skip_special_tokens)
+        # None: all text so far has been returned, and it ends with a whole character, so that a token with a
+        # plain text needs no more than that.
+        self._stream: DecodeStream | None = DecodeStream(ids=shown, skip_special_tokens=skip_special_tokens)
         # Invariant: the text of _shown has been returned, that of _held has not, and the two together are
         # enough context to decode _held.
         self._shown = shown
@@ -42,9 +44,20 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; empty while a character is not whole."""
+        plain_text = self._tokenizer.plain_text(token_id)
+        if self._stream is None:
+            if plain_text is not None:
+                return plain_text
+            self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+        text = self._push(self._stream, token_id)
+        if plain_text is not None and not self._held:
+            self._stream, self._shown = None, []
+        return text
+
+    def _push(self, stream: DecodeStream, token_id: int) -> str:
         self._held.append(token_id)
         try:
-            text = self._stream.step(self._tokenizer.backend, token_id)
+            text = stream.step(self._tokenizer.backend, token_id)
         except Exception:  # a bare one, of the library: what came before reads differently after this token
             return self._start_over()
         if text is None:

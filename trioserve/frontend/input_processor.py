@@ -12,6 +12,7 @@ from trioserve.errors import InvalidRequestError, PromptTooLongError
 from trioserve.frontend.adapters import Adapter
 from trioserve.frontend.constraints import ConstraintsMaker
 from trioserve.frontend.prompts import TextPrompt, parse_prompt
+from trioserve.reasoning import find_reasoning_format
 from trioserve.text import is_unicode
 from trioserve.validators import shown
 
@@ -82,7 +83,10 @@ class InputProcessor:
     def __init__(self, config: EngineConfig, model: ResolvedModel, tokenizer: Tokenizer) -> None:
         self._model = model
         self._tokenizer = tokenizer
-        self._constraints = ConstraintsMaker(tokenizer, config.reasoning)
+        self._constraints = ConstraintsMaker(
+            tokenizer,
+            find_reasoning_format(config.reasoning_parser, config.reasoning, tokenizer.chat_template),
+        )
         self._max_logprobs = model.vocab_size if config.max_logprobs < 0 else config.max_logprobs
         # One at a time: tokenizing takes a core, and the engine needs the others.
         self._tokenizing = trio.CapacityLimiter(1)
@@ -165,7 +169,7 @@ class InputProcessor:
         """What of `params` has to be tokenized. A checkpoint only where there is much of it.
 
         Raises:
-          InvalidRequestError: thinking_token_budget is set and this engine has no reasoning configuration.
+          InvalidRequestError: thinking_token_budget is set, and how the model thinks is not known.
         """
         if sum(map(len, params.bad_words)) < _LONG_TEXT:
             return self._constraints.make(params)

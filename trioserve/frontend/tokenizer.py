@@ -35,8 +35,17 @@ class Tokenizer:
             token.content: token_id for token_id, token in backend.get_added_tokens_decoder().items()
         }
         """Those beside the vocabulary proper, the special ones among them: text -> id."""
+        self.special_tokens = frozenset(
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
+        )
+        """Those of them that `skip_special_tokens` leaves out."""
         self._to_bytes = _token_decoder(backend)
         self.token_text: Callable[[int], str] = lru_cache(_TOKEN_CACHE_SIZE)(self._token_text)
+        self.plain_text: Callable[[int], str | None] = lru_cache(_TOKEN_CACHE_SIZE)(self._plain_text)
+        """What this token adds to any text that ends with a whole character; None where that cannot be said of
+        the token alone."""
+        self._added_ids = frozenset(self.added_tokens.values())
+        self._joins_bytes = _decoder_settings(backend).get("type") == "ByteLevel"
 
     @classmethod
     def from_directory(cls, directory: str) -> Tokenizer:
@@ -80,6 +89,14 @@ class Tokenizer:
         """The token as the vocabulary has it, with its marks for spaces; empty if there is no such token."""
         return self.backend.id_to_token(token_id) or ""
 
+    def _plain_text(self, token_id: int) -> str | None:
+        # A byte-level decoder joins the bytes of tokens, whatever is beside them. Not so others, which look for
+        # beginnings and fill in spaces; and added tokens, which may be special, are the library's to decide.
+        if not self._joins_bytes or token_id in self._added_ids:
+            return None
+        text = self.backend.decode([token_id], skip_special_tokens=False)
+        return None if "\ufffd" in text else text
+
     def _token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
@@ -102,9 +119,14 @@ def _read_chat_template(path: Path, config: dict[str, Any]) -> str | None:
     return template
 
 
+def _decoder_settings(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    settings: dict[str, Any] = json.loads(backend.to_str())["decoder"] or {}
+    return settings
+
+
 def _token_decoder(backend: tokenizers.Tokenizer) -> Callable[[str], bytes]:
     """How a token's spelling in the vocabulary becomes bytes, by the kind of decoder the tokenizer has."""
-    decoder = json.loads(backend.to_str())["decoder"] or {}
+    decoder = _decoder_settings(backend)
     kinds = {step["type"] for step in decoder.get("decoders", [decoder]) if "type" in step}
     special = {token.content for token in backend.get_added_tokens_decoder().values()}
     if "ByteLevel" in kinds:

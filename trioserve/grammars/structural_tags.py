@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from trioserve.grammars.json_schemas import JsonStyle
 
-__all__ = ["structural_tag_grammar"]
+__all__ = ["special_token", "structural_tag_grammar"]
 
 _MAX_DEPTH = 16
 """Formats within formats."""
@@ -74,6 +74,15 @@ def _string(value: Mapping[str, Any], key: str) -> str:
     if not isinstance(found, str):
         raise refusal(f"{key} must be a string.")
     return found
+
+
+def special_token(text: str, tokenizer: LLTokenizer) -> str | None:
+    """Lark's reference to the special token of this name, if there is one."""
+    if not _LIKE_SPECIAL_TOKEN.fullmatch(text):
+        return None
+    tokens = tokenizer.tokenize_str(text, parse_special=True)
+    is_special = len(tokens) == 1 and tokenizer.is_special_token(tokens[0])
+    return f"<[{tokens[0]}]>" if is_special else None
 
 
 class _Writer:
@@ -127,12 +136,7 @@ class _Writer:
         return " ".join(self._special(piece) or json.dumps(piece) for piece in pieces) or '""'
 
     def _special(self, text: str) -> str | None:
-        """A reference to the special token of this name, if there is one."""
-        if not _LIKE_SPECIAL_TOKEN.fullmatch(text):
-            return None
-        tokens = self._tokenizer.tokenize_str(text, parse_special=True)
-        is_special = len(tokens) == 1 and self._tokenizer.is_special_token(tokens[0])
-        return f"<[{tokens[0]}]>" if is_special else None
+        return special_token(text, self._tokenizer)
 
     def _schema(self, schema: object) -> str:
         return self._add(f"%json {json.dumps(self._style.apply(schema))}")

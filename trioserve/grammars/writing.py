@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from llguidance import LLMatcher, regex_to_lark
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from trioserve.grammars.free_text import after_free_text
 from trioserve.grammars.json_schemas import JsonStyle, json_grammar
 from trioserve.grammars.refusals import refusal
 from trioserve.grammars.structural_tags import structural_tag_grammar
@@ -37,6 +38,15 @@ def write_grammar(
     Raises:
       InvalidRequestError: what can be seen to be wrong at once.
     """
+    grammar = _write_form(params, config, tokenizer)
+    if params.free_until is None:
+        return grammar
+    return after_free_text(grammar, tokenizer, start=params.free_from, end=params.free_until)
+
+
+def _write_form(
+    params: StructuredOutputsParams, config: StructuredOutputsConfig, tokenizer: LLTokenizer
+) -> str:
     style = JsonStyle.of(params, config)
     if params.json is not None:
         return json_grammar(_json(params.json), style)

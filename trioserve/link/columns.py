@@ -5,9 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING
-
-import attrs
+from typing import TYPE_CHECKING, NamedTuple
 
 from trioserve.link.messages import LogprobColumns, MessageError, StepOutputs
 from trioserve.outputs import FinishReason
@@ -26,9 +24,8 @@ _GRAMMAR_COMPLETE = -2
 """In place of a stop token."""
 
 
-@attrs.frozen(eq=False)
-class RequestUpdate:
-    """What one step brought for one request."""
+class RequestUpdate(NamedTuple):
+    """What one step brought for one request. A tuple: one is made per token, and none is made sooner."""
 
     request_id: int
     token_ids: Sequence[int]

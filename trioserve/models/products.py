@@ -3,14 +3,13 @@ torch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
 import attrs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from trioserve.models.config import DecoderConfig
 
 __all__ = ["Product", "products"]

@@ -1,7 +1,7 @@
 """How models write calls of tools: what a format consists of. `call_formats` has those that are known.
 
 All patterns are matched against text that may end anywhere, so each of them ends with what decides it: a
-literal, or a look at one (`(?=\\{)`). Runs of white space in them are bounded, which bounds what is held back.
+literal, or a look at one. Runs of white space in them are bounded, which bounds what is held back.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class StrictForm:
     begin: str
     """All before the arguments."""
     end: str
+    separator: str | None = None
+    """Between calls that are all there is of an answer; None: it takes more than that to write it."""
 
 
 def fill_in(text: str, function: str) -> str:
@@ -66,8 +68,8 @@ class CallFormat:
     signs: tuple[tuple[str, ...], ...]
     """A chat template with all texts of one of these teaches this format."""
     opening: Pattern[str]
-    """What begins calls anywhere in an answer, or else its group `dropped`: a mark that means nothing where it
-    stands outside of calls, and is not shown."""
+    """What begins calls anywhere in an answer, or else its group `dropped`: a mark that means nothing outside
+    of calls, and is not shown."""
     start: Pattern[str] | None = None
     """What begins calls at the beginning of an answer only."""
     spellings: tuple[Spelling, ...]

@@ -17,10 +17,15 @@ __all__ = ["CALL_FORMATS", "find_call_format"]
 _SPACE = r"\s{0,64}"
 _NAME = r"(?P<name>[a-zA-Z0-9_-]{1,64})"
 
-_OBJECT_HEAD = rf'\{{{_SPACE}"name"{_SPACE}:{_SPACE}"{_NAME}"{_SPACE},{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)'
+_OBJECT_HEAD = (
+    rf'\{{{_SPACE}"name"{_SPACE}:{_SPACE}"{_NAME}"{_SPACE},'
+    rf'{_SPACE}"(?:arguments|parameters)"{_SPACE}:{_SPACE}(?=\{{)'
+)
 """Of a call that is an object, as all models are taught to write it."""
 
-_LOOSE_OBJECT_HEAD = rf'(?P<object>\{{){_SPACE}"(?:(?:type|id|arguments|parameters)"|name"{_SPACE}:{_SPACE}"{_NAME}")'
+_LOOSE_OBJECT_HEAD = (
+    rf'(?P<object>\{{){_SPACE}"(?:(?:type|id|arguments|parameters)"|name"{_SPACE}:{_SPACE}"{_NAME}")'
+)
 
 _OBJECT_TAIL = rf'{_SPACE}(?:,{_SPACE}"(?:id|type)"{_SPACE}:{_SPACE}"[^"\\]{{0,64}}"{_SPACE})?\}}'
 """Mistral's calls may have an id."""
@@ -70,11 +75,18 @@ _HERMES = CallFormat(
         trigger="<tool_call>",
         begin='<tool_call>\n{"name": "NAME", "arguments": ',
         end="}\n</tool_call>",
+        separator="\n",
     ),
 )
 
-_CALLS, _END_CALLS = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-_CALL, _END_CALL, _SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+
+def _token(words: str) -> str:
+    """As DeepSeek spells its tokens: a full-width bar, and U+2581 for spaces."""
+    return f"<\uff5c{words}\uff5c>".replace(" ", "\u2581")
+
+
+_CALLS, _END_CALLS = _token("tool calls begin"), _token("tool calls end")
+_CALL, _END_CALL, _SEPARATOR = _token("tool call begin"), _token("tool call end"), _token("tool sep")
 
 
 def _deepseek(name: str, signs: tuple[str, ...], before_name: str, fence: tuple[str, str]) -> CallFormat:
@@ -153,7 +165,10 @@ _LLAMA3_JSON = CallFormat(
     spellings=(_objects(_SPACE, after=f"{_SPACE};?", closing=None),),
     marks=("<|python_tag|>",),
     strict=StrictForm(
-        trigger='{"name": "NAME", "parameters": ', begin='{"name": "NAME", "parameters": ', end="}"
+        trigger='{"name": "NAME", "parameters": ',
+        begin='{"name": "NAME", "parameters": ',
+        end="}",
+        separator="; ",
     ),
 )
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trioserve.parsers.json_arguments import ObjectScanner, read_whole_call
 from trioserve.parsers.parts import CallPart, TextPart
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from regex import Match, Pattern
 
     from trioserve.parsers.call_format import ArgumentsReader, CallFormat, Spelling

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import regex
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
 
 __all__ = ["JsonArguments", "ObjectScanner", "WholeCall", "read_whole_call"]
 
@@ -40,7 +42,7 @@ class ObjectScanner:
             elif not self._is_in_string:
                 self._depth += 1 if mark[0] in "{[" else -1
                 if self._depth <= 0:
-                    return mark.end()
+                    return int(mark.end())
         return None
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import regex
 
 from trioserve.parsers.to_json import to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["PythonArguments"]
 

@@ -11,7 +11,6 @@ from trioserve.parsers.parts import ReasoningPart
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-
     from trioserve.parsers.answer_parser import AnswerParser
     from trioserve.parsers.parts import Part
     from trioserve.reasoning import ReasoningFormat

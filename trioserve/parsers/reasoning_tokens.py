@@ -16,9 +16,7 @@ class ReasoningTokens:
     """Counts up to the token with which the end mark ends, that and the start mark included. By the bytes of
     single tokens: it does not matter how many of them come at a time."""
 
-    def __init__(
-        self, form: ReasoningFormat, token_bytes: Callable[[int], bytes], *, is_open: bool
-    ) -> None:
+    def __init__(self, form: ReasoningFormat, token_bytes: Callable[[int], bytes], *, is_open: bool) -> None:
         self._start, self._end = form.start.encode(), form.end.encode()
         self._token_bytes = token_bytes
         self._is_open = is_open

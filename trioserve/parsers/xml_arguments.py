@@ -6,18 +6,22 @@ Nothing in the text tells 3 from "3": the function's schema does.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import regex
 
 from trioserve.parsers.held_back import split_before
 from trioserve.parsers.to_json import escaped, to_json
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
 __all__ = ["XmlArguments"]
 
 _BEGIN = regex.compile(r"\s{0,64}(?:<parameter=(?P<name>[^<>\n]{1,256})>|(?P<end></function>))")
 _END = regex.compile(r"\n?</parameter>")
+
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 """What models write who think of Python."""
@@ -68,7 +72,7 @@ class XmlArguments:
 
     @property
     def _is_string(self) -> bool:
-        return self._kinds == {"string"}
+        return self._kinds == frozenset({"string"})
 
     def _read_value(self) -> str | None:
         """None where there is nothing more to be made of what is there."""
@@ -117,20 +121,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _kind_of(value: Any) -> str:
-    match value:
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case dict():
-            return "object"
-        case list():
-            return "array"
-    return "null"
+    return _KINDS.get(type(value), "null")
 
 
 def _value_json(text: str, kinds: frozenset[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trioserve.parsers.model_parsers import ModelParsers
+from trioserve.reasoning import find_reasoning_format
 from trioserve.server.anthropic.messages import Messages, name_requests
 from trioserve.server.api_keys import ApiKeys
 from trioserve.server.auth import require_keys
@@ -19,6 +21,7 @@ from trioserve.server.errors import install_error_handler
 from trioserve.server.health import Health
 from trioserve.server.invocations import Invocations
 from trioserve.server.load import Load
+from trioserve.server.lora_routes import LoRAUpdates
 from trioserve.server.metrics_route import Metrics, tell_version
 from trioserve.server.models_route import Models
 from trioserve.server.openapi import Description
@@ -26,6 +29,9 @@ from trioserve.server.openapi_routes import routes_of
 from trioserve.server.rendering import Rendering
 from trioserve.server.request_limits import RequestLimits
 from trioserve.server.request_scope import App
+from trioserve.server.responses.creation import ResponseCreation
+from trioserve.server.responses.home import ResponsesHome
+from trioserve.server.responses.routes import ResponseRoutes
 from trioserve.server.service import Service, identify_requests
 from trioserve.server.stored_completions import refuse_stored_completions
 from trioserve.server.token_generate import TokenGenerate
@@ -47,15 +53,19 @@ def create_app(
     server_args: ServerArgs | None = None,
     *,
     is_draining: Callable[[], bool] = lambda: False,
+    responses: ResponsesHome | None = None,
 ) -> App:
     """An application over an open engine, which stays its caller's: nothing here starts or ends it.
 
     Serve it with `trioserve.server.http`, mount it in another ASGI application, or run it under stock
     hypercorn (`trio` worker class). Of `server_args`, what is about addresses and connections is for that
-    server and not read here. While `is_draining` says so, /health/ready is 503.
+    server and not read here. While `is_draining` says so, /health/ready is 503. Without `responses`, none
+    are made in the background, and those that are kept are kept in memory.
 
     Raises:
-      InvalidConfigError: `api_key_file` is no file of keys.
+      InvalidConfigError: `api_key_file` is no file of keys; `enable_lora_updates`, and the engine was started
+        without adapters; or `responses_store` is a file, and nobody has
+        opened it for `responses`.
     """
     args = server_args or ServerArgs()
     service = Service.for_llm(llm)
@@ -70,8 +80,10 @@ def create_app(
     allow_origins(app, args)
     keys = ApiKeys.of(args)
     require_keys(app, keys, _open_paths(args))
-    _add_generation(app, service, args)
+    _add_generation(app, service, args, responses or ResponsesHome.without_owner(args))
     _add_stored_completions(app)
+    if args.enable_lora_updates:
+        _add_lora_updates(app, LoRAUpdates.of(service, args))
     if args.enable_control_routes:
         _add_controls(app, Controls(llm))
     if not args.disable_docs:
@@ -92,7 +104,7 @@ def _add_docs(app: App, description: Description) -> None:
     app.get("/docs/<name>", endpoint="docs_file")(send_docs_file)
 
 
-def _add_generation(app: App, service: Service, args: ServerArgs) -> None:
+def _add_generation(app: App, service: Service, args: ServerArgs, responses: ResponsesHome) -> None:
     """What costs the engine work: behind the door, every one."""
     limits = RequestLimits.of(args)
     door = Door(service.llm, limits)
@@ -100,6 +112,8 @@ def _add_generation(app: App, service: Service, args: ServerArgs) -> None:
         service=service,
         trusts_templates=args.trust_request_chat_template,
         template_defaults=args.default_chat_template_kwargs,
+        parsers=_model_parsers(service.llm, args),
+        hides_unused_tools=args.exclude_tools_when_tool_choice_none,
     )
     chat, completions = ChatCompletions(turns), Completions(service)
     app.post("/v1/chat/completions", endpoint="chat_completions")(door.guard(chat.create))
@@ -107,10 +121,21 @@ def _add_generation(app: App, service: Service, args: ServerArgs) -> None:
     app.post("/v1/chat/completions/batch", endpoint="chat_batches")(door.guard(batches.create))
     app.post("/v1/completions", endpoint="completions")(door.guard(completions.create))
     _add_messages(app, door, turns)
+    _add_responses(app, door, turns, responses)
     _add_tokens(app, door, turns, args)
     invocations = Invocations(service, {"messages": chat.create, "prompt": completions.create})
     app.post("/invocations", endpoint="invocations")(door.guard(invocations.create))
     app.get("/load", endpoint="load")(Load(limits).tell)
+
+
+def _model_parsers(llm: AsyncLLM, args: ServerArgs) -> ModelParsers:
+    config, template = llm.config, llm.tokenizer.chat_template
+    return ModelParsers.find(
+        args.tool_call_parser,
+        reasoning=find_reasoning_format(config.reasoning_parser, config.reasoning, template),
+        chat_template=template,
+        special_tokens=llm.tokenizer.special_tokens,
+    )
 
 
 def _add_messages(app: App, door: Door, turns: Turns) -> None:
@@ -119,6 +144,18 @@ def _add_messages(app: App, door: Door, turns: Turns) -> None:
     name_requests(app)
     app.post("/v1/messages", endpoint="messages")(door.guard(messages.create))
     app.post("/v1/messages/count_tokens", endpoint="count_tokens")(messages.count_tokens)
+
+
+def _add_responses(app: App, door: Door, turns: Turns, home: ResponsesHome) -> None:
+    creation = ResponseCreation(app, turns, home, TextEncoder(turns.service.llm))
+    routes, one = ResponseRoutes(home), "/v1/responses/<response_id>"
+    app.post("/v1/responses", endpoint="responses")(door.guard(creation.create))
+    app.post("/v1/responses/input_tokens", endpoint="input_tokens")(creation.count)
+    app.post("/v1/responses/compact", endpoint="compact")(routes.compact)
+    app.get(one, endpoint="response")(routes.retrieve)
+    app.delete(one, endpoint="delete_response")(routes.delete)
+    app.post(f"{one}/cancel", endpoint="cancel_response")(routes.cancel)
+    app.get(f"{one}/input_items", endpoint="input_items")(routes.list_items)
 
 
 def _add_tokens(app: App, door: Door, turns: Turns, args: ServerArgs) -> None:
@@ -133,6 +170,11 @@ def _add_tokens(app: App, door: Door, turns: Turns, args: ServerArgs) -> None:
     app.post("/v1/chat/completions/render", endpoint="render_chat")(rendering.chat)
     if args.enable_tokenizer_info_endpoint:
         app.get("/tokenizer_info", endpoint="tokenizer_info")(tokenization.info)
+
+
+def _add_lora_updates(app: App, updates: LoRAUpdates) -> None:
+    app.post("/v1/load_lora_adapter", endpoint="load_lora_adapter")(updates.load)
+    app.post("/v1/unload_lora_adapter", endpoint="unload_lora_adapter")(updates.unload)
 
 
 def _add_controls(app: App, controls: Controls) -> None:

@@ -34,7 +34,7 @@ class ChatBatches:
         request = await service.read_request(CHAT_BATCH_READER)
         limit_request(request.timeout)
         service.check_model(request.model)
-        head = service.reply_head("chatcmpl", request.request_id)
+        head = service.reply_head("chatcmpl", request.request_id, request.model)
         if request.service_tier is not None:
             head = attrs.evolve(head, service_tier="default")
         with naming(request.field_names):

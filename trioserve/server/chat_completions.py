@@ -22,7 +22,8 @@ from trioserve.server.turns import Turns
 from trioserve.server.usage import UsageCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeGuard
 
     from quart import Response
 
@@ -49,7 +50,7 @@ class ChatCompletions:
         request = (await service.read_request(CHAT_READER)).simplified()
         limit_request(request.timeout)
         service.check_model(request.model)
-        head = service.reply_head("chatcmpl", request.request_id)
+        head = service.reply_head("chatcmpl", request.request_id, request.model)
         if request.service_tier is not None:
             head = attrs.evolve(head, service_tier="default")
         with naming(request.field_names):
@@ -88,6 +89,7 @@ class ChatChunks:
         self._shows_tokens = bool(request.logprobs or request.return_token_ids)
         self._hides_reasoning = request.include_reasoning is False
         self._has_old_calls = bool(request.functions)
+        self._text_frames: dict[int, Callable[[str], bytes]] = {}  # by choice
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         frames = []
@@ -97,8 +99,12 @@ class ChatChunks:
             frames += self._first_frames(output)
         for completion in output.outputs:
             self._usage.completion_tokens += len(completion.token_ids)
-            usage = self._running_usage()
-            frames += [self._framing.frame(choice, usage) for choice in self._choices(completion)]
+            parts = self._readers[completion.index].read(completion)
+            if self._is_text_alone(completion, parts):
+                frames += [self._text_frame(completion.index, part.text) for part in parts]
+            else:
+                usage = self._running_usage()
+                frames += [self._framing.frame(choice, usage) for choice in self._choices(completion, parts)]
         return b"".join(frames)
 
     def end(self) -> bytes:
@@ -130,10 +136,22 @@ class ChatChunks:
             told["prompt_text"] = prompt_text(output, self._tokenizer)
         return told
 
-    def _choices(self, completion: CompletionOutput) -> list[ChatChunkChoice]:
+    def _is_text_alone(
+        self, completion: CompletionOutput, parts: Sequence[Part]
+    ) -> TypeGuard[Sequence[TextPart]]:
+        """Nothing else is to be said of this output, as of nearly all."""
+        says_more = completion.finish_reason is not None or self._shows_tokens or self._wants_continuous_usage
+        return not says_more and all(type(part) is TextPart for part in parts)
+
+    def _text_frame(self, index: int, text: str) -> bytes:
+        if (frame := self._text_frames.get(index)) is None:
+            frame = self._framing.text_frames(lambda text: ChatChunkChoice(index, Delta(text)))
+            self._text_frames[index] = frame
+        return frame(text)
+
+    def _choices(self, completion: CompletionOutput, parts: Sequence[Part]) -> list[ChatChunkChoice]:
         """For a chunk each: what an output says in several goes with the first, or the last of them."""
         reader = self._readers[completion.index]
-        parts = reader.read(completion)
         if self._hides_reasoning:
             parts = [part for part in parts if not isinstance(part, ReasoningPart)]
         has_ended = completion.finish_reason is not None

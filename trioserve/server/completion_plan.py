@@ -34,6 +34,7 @@ def plan_completions(llm: AsyncLLM, request: CompletionRequest, request_id: str)
         params=_params(llm, request),
         cache_salt=request.cache_salt,
         priority=request.priority or 0,
+        lora=request.model if llm.has_lora(request.model) else None,
     )
 
 

@@ -22,7 +22,7 @@ from trioserve.server.streaming import start_stream
 from trioserve.server.usage import UsageCounter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from quart import Response
 
@@ -47,7 +47,7 @@ class Completions:
         request = await self._service.read_request(COMPLETION_READER)
         limit_request(request.timeout)
         self._service.check_model(request.model)
-        head = self._service.reply_head("cmpl", request.request_id)
+        head = self._service.reply_head("cmpl", request.request_id, request.model)
         with naming(request.field_names):
             return await self._answer(request, head)
 
@@ -103,10 +103,14 @@ class _ChoiceWriter:
             return [_without_tokens(completion) for completion in shown]
         return shown
 
+    def index(self, prompt_index: int, completion: CompletionOutput) -> int:
+        """Of the choice, among all of the response."""
+        return prompt_index * self._num_samples + completion.index
+
     def write(
         self, prompt_index: int, output: RequestOutput, completion: CompletionOutput
     ) -> CompletionChoice:
-        index = prompt_index * self._num_samples + completion.index
+        index = self.index(prompt_index, completion)
         choice = CompletionChoice(
             index=index,
             text=completion.text,
@@ -200,6 +204,7 @@ class CompletionChunks:
         self._wants_continuous_usage = request.wants_continuous_usage
         self._always_writes = choices.shows_tokens
         self._counted_prompts: set[int] = set()
+        self._text_frames: dict[int, Callable[[str], bytes]] = {}  # by choice, once that has begun
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         if prompt_index not in self._counted_prompts:
@@ -209,9 +214,20 @@ class CompletionChunks:
         for completion in self._choices.completions(output):
             self._usage.completion_tokens += len(completion.token_ids)
             if completion.text or completion.finish_reason is not None or self._always_writes:
-                choice = self._choices.write(prompt_index, output, completion)
-                frames.append(self._framing.frame(choice, self._running_usage()))
+                frames.append(self._frame(prompt_index, output, completion))
         return b"".join(frames)
+
+    def _frame(self, prompt_index: int, output: RequestOutput, completion: CompletionOutput) -> bytes:
+        index = self._choices.index(prompt_index, completion)
+        if completion.finish_reason is None and (text_frame := self._text_frames.get(index)) is not None:
+            return text_frame(completion.text)
+        choice = self._choices.write(prompt_index, output, completion)
+        if not (self._always_writes or self._wants_continuous_usage):
+            # The first piece of a choice may say more, and the last one does; between them there is only text.
+            self._text_frames[index] = self._framing.text_frames(
+                lambda text: CompletionChoice(index=index, text=text)
+            )
+        return self._framing.frame(choice, self._running_usage())
 
     def end(self) -> bytes:
         return (self._framing.usage_frame(self._usage.usage()) if self._wants_usage else b"") + DONE

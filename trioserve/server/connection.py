@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import socket
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from trioserve.server.byte_streams import ByteStream
     from trioserve.server.connection_room import NoRoom
     from trioserve.server.http_context import Address, ServingContext
+    from trioserve.server.request_stream import Unsent
 
 __all__ = ["Connection"]
 
@@ -136,6 +138,16 @@ class Connection:
         self._writes += 1
         if not self._writes % _WRITES_PER_CHECKPOINT:
             await trio.lowlevel.checkpoint()
+
+    def write_now(self, data: bytes) -> Unsent | None:
+        """Send all of `data`, or return what sends what is left of it. In any task."""
+        try:
+            sent = 0 if self._write_lock.locked() else self._bytes.send_now(data)
+        except OSError:
+            sent = 0  # `write` will find the same
+        if sent == len(data):
+            return None
+        return partial(self._write_rest, memoryview(data)[sent:]) if sent else partial(self.write, data)
 
     async def _serve(self, addresses: tuple[Address, Address]) -> None:
         async with TaskGroup() as tasks:

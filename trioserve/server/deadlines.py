@@ -104,6 +104,13 @@ class RequestDeadline:
             self._at, self._error = at, error
             self._scope.deadline = at
 
+    def fork(self) -> RequestDeadline:
+        """Another one, with the limits that are known by now: for work that outlives its request."""
+        forked = RequestDeadline()
+        forked._started = self._started
+        forked.end_by(self._at, self._error)
+        return forked
+
     def open_scope(self) -> trio.CancelScope:
         """A scope that is cancelled at the deadline, also when that moves. One is open at a time."""
         self._scope = trio.CancelScope(deadline=self._at)

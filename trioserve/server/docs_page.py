@@ -25,7 +25,7 @@ DOCS_FILES = tuple(f"/docs/{name}" for name in (*_OWN, *_SWAGGER_UI))
 """The paths that the page loads, beside the description."""
 
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",

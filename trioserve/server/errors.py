@@ -19,6 +19,7 @@ from trioserve.errors import (
     EngineGenerateError,
     EngineRestartingError,
     InvalidRequestError,
+    LoRANotFoundError,
     OverloadedError,
     PromptTooLongError,
     TrioserveError,
@@ -191,6 +192,9 @@ def describe(error: Exception) -> Failure:
             # Clients look for this code to shorten their prompt and try again.
             param = "messages" if "/chat/completions" in request.path else error.parameter
             return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, param, "context_length_exceeded"))
+        case LoRANotFoundError():
+            param = "model" if error.parameter == "lora_request" else error.parameter
+            return Failure(404, ErrorDetail(str(error), INVALID_REQUEST, param, "model_not_found"))
         case InvalidRequestError():
             return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, error.parameter))
         case HTTPException():

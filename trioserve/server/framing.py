@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
 import attrs
@@ -10,7 +11,7 @@ import msgspec
 from trioserve.server.protocol.errors import ErrorDetail, ErrorResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from trioserve.server.protocol.usage import Usage
 
@@ -22,6 +23,9 @@ KEEP_ALIVE = b": keep-alive\n\n"
 """A comment: clients of server-sent events pass over it (WHATWG HTML, section 9.2.6)."""
 
 _encode = msgspec.json.Encoder().encode
+
+_MARK = uuid.uuid4().hex
+_ENCODED_MARK = _encode(_MARK)
 
 
 @attrs.frozen(kw_only=True)
@@ -58,6 +62,16 @@ class ChunkFraming:
         """A chunk of this choice; `usage` is given where every chunk is to carry one."""
         end = self._end if usage is None else b'],"usage":' + _encode(usage) + b"}\n\n"
         return self._start + _encode(choice) + end
+
+    def text_frames(self, choice: Callable[[str], object]) -> Callable[[str], bytes]:
+        """What makes chunks that differ in one text only: `choice(text)` is asked for once, and must have the
+        text in one place."""
+        before, after = self.frame(choice(_MARK)).split(_ENCODED_MARK)
+
+        def frame(text: str) -> bytes:
+            return before + _encode(text) + after
+
+        return frame
 
     def frame_with(self, more: Mapping[str, object], choice: object, usage: Usage | None) -> bytes:
         """As `frame`, with `more` keys beside the choices."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from trioserve.async_llm import AsyncLLM
 from trioserve.beam_search_params import BeamSearchParams
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.prompts import TextPrompt, TokensPrompt
+from trioserve.lora_request import LoRARequest
 from trioserve.outputs import CompletionOutput, RequestOutput
 from trioserve.sampling_params import SamplingParams
 
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 
     from trioserve.outputs import BeamSearchOutput, BeamSearchSequence
 
-__all__ = ["Generation", "Outputs", "open_outputs"]
+__all__ = ["Deliver", "Generation", "Outputs", "open_outputs"]
 
 _Item = tuple[int, RequestOutput]
+
+Deliver = Callable[[int, RequestOutput], bool]
+"""Takes what `Outputs.next` would return, and does not wait. False: it wants no more for now."""
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +40,12 @@ class Generation:
     params: SamplingParams | BeamSearchParams
     cache_salt: str | None = None
     priority: int = 0
+    lora: str | None = None
+    """The name of an adapter that is loaded."""
+
+    @property
+    def lora_request(self) -> LoRARequest | None:
+        return None if self.lora is None else LoRARequest(self.lora)
 
 
 class Outputs(Protocol):
@@ -47,6 +57,11 @@ class Outputs(Protocol):
         Raises:
           TrioserveError: a prompt failed, and with it the whole response.
         """
+
+    async def forward(self, deliver: Deliver) -> None:
+        """Have `deliver` called with outputs as they come, in the task that brings them, until it returns
+        False or the next one is for `next`; see `OutputChannel.forward`. Returns at once where that does not
+        go."""
 
 
 async def open_outputs(llm: AsyncLLM, generation: Generation, stack: AsyncExitStack) -> Outputs:
@@ -70,6 +85,7 @@ async def open_outputs(llm: AsyncLLM, generation: Generation, stack: AsyncExitSt
             request_id=request_id,
             cache_salt=generation.cache_salt,
             priority=generation.priority,
+            lora_request=generation.lora_request,
         )
         stack.callback(llm.release, channel)
         channels.append(channel)
@@ -82,6 +98,9 @@ class _OneChannel:
 
     async def next(self) -> _Item:
         return 0, await self._channel.take()
+
+    async def forward(self, deliver: Deliver) -> None:
+        await self._channel.forward(partial(deliver, 0))
 
 
 class _MergedChannels:
@@ -109,6 +128,9 @@ class _MergedChannels:
         del self._with_news[index]
         return index, self._channels[index].take_nowait()
 
+    async def forward(self, deliver: Deliver) -> None:
+        """Several would have to take turns, for which they need a task."""
+
 
 @attrs.define(eq=False)
 class _BeamSearches:
@@ -127,9 +149,13 @@ class _BeamSearches:
             request_id=self._generation.request_ids[index],
             cache_salt=self._generation.cache_salt,
             priority=self._generation.priority,
+            lora_request=self._generation.lora_request,
         )
         self._num_done += 1
         return index, _found_output(found)
+
+    async def forward(self, deliver: Deliver) -> None:
+        """There is one output of each."""
 
 
 def _found_output(found: BeamSearchOutput) -> RequestOutput:

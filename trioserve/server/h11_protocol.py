@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import TaskGroup
 
     from trioserve.server.http_context import Address, ServingContext
+    from trioserve.server.request_stream import Unsent
 
 __all__ = ["Http1Protocol", "Transport", "is_chunked"]
 
@@ -40,6 +42,9 @@ class Transport(Protocol):
 
     async def write(self, data: bytes) -> None:
         """Send all of `data`; what cannot be sent because the client is gone is dropped."""
+
+    def write_now(self, data: bytes) -> Unsent | None:
+        """Send all of `data` without waiting, or return what sends what is left of it."""
 
     def set_idle(self, idle: bool) -> None:
         """Whether the connection is between two requests."""
@@ -196,7 +201,11 @@ class Http1Protocol:
         target = _origin_form(self._method, self._target)
         if target is None:
             return _Refusal(400, "The target of the request must be a path.")
-        self._stream = RequestStream(self._context, self._tasks, self._addresses, self.send_event)
+        # Through TLS, nothing is ever sent without waiting.
+        send_now = self._send_body_now if self._context.certificates is None else None
+        self._stream = RequestStream(
+            self._context, self._tasks, self._addresses, self.send_event, send_now=send_now
+        )
         self._stream.begin(request, target)
         return None
 
@@ -316,6 +325,12 @@ class Http1Protocol:
         if self._head:
             framed, self._head = self._head + framed, b""
         await self._transport.write(framed)
+
+    def _send_body_now(self, data: bytes) -> Unsent | None:
+        """As `_send_body`, without waiting."""
+        if self._head or not self._chunked or self._h11.our_state is not h11.SEND_BODY:
+            return partial(self._send_body, data)
+        return self._transport.write_now(b"%x\r\n%b\r\n" % (len(data), data))
 
     def _recycle(self) -> None:
         """The response is complete, or the application has returned without completing it.

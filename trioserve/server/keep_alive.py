@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
@@ -11,6 +12,10 @@ from trioserve.server.framing import KEEP_ALIVE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Awaitable, Callable
+
+    from trioserve.server.request_stream import SendNow, Unsent
+
+    Forward = Callable[[Callable[[bytes], bool]], Awaitable[None]]
 
 __all__ = ["KeepAliveSender"]
 
@@ -26,22 +31,51 @@ class KeepAliveSender:
     meanwhile is sent after the comment is through. So the transport is never given two parts at a time.
     """
 
-    def __init__(self, send: Callable[[bytes], Awaitable[None]], interval: float) -> None:
-        """`interval` in seconds; infinity: no comments."""
+    def __init__(
+        self,
+        send: Callable[[bytes], Awaitable[None]],
+        interval: float,
+        send_now: SendNow | None = None,
+    ) -> None:
+        """`interval` in seconds; infinity: no comments. `send_now` is what the server offers beside `send`."""
         self._send = send
+        self._send_now = send_now
+        self._unsent: Unsent | None = None  # of the last frame, from when it was sent in part to when it is
         self._interval = interval
         self._begun = False
         self._silent_since = math.inf  # of trio's clock; infinity while a frame is sent, or none has been yet
         self._comment_sent: trio.Event | None = None  # while a comment is on its way
         self._waiting = trio.CancelScope()  # around what the watching task waits for
 
-    async def send_all(self, frames: AsyncIterable[bytes]) -> None:
-        """Send every frame."""
+    async def send_all(self, frames: AsyncIterable[bytes], forward: Forward | None = None) -> None:
+        """Send every frame. `forward`, if the source has it, is as in `ForwardingSource`."""
         self._begun = True
         self._waiting.deadline = self._next_look()
         async for frame in frames:
             await self.send(frame)
+            if forward is not None and self._send_now is not None:
+                await self._forward(forward)
         await self._take_over()
+
+    async def _forward(self, forward: Forward) -> None:
+        """Send frames as they come, without this task's being woken for it, as far as that goes."""
+        await forward(self._try_now)
+        if self._unsent is not None:
+            unsent, self._unsent = self._unsent, None
+            await unsent()
+            self._silent_since = trio.current_time()
+
+    def _try_now(self, frame: bytes) -> bool:
+        assert self._send_now is not None
+        self._silent_since = math.inf
+        if self._comment_sent is not None:
+            self._unsent = partial(self.send_last, frame)
+            return False
+        self._unsent = self._send_now(frame)
+        if self._unsent is not None:
+            return False
+        self._silent_since = trio.current_time()
+        return True
 
     async def send(self, frame: bytes) -> None:
         """Send one frame."""

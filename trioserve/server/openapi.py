@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Description"]
 
+_SECURITY = {
+    "ApiKey": {"type": "http", "scheme": "bearer"},
+    "ApiKeyHeader": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+}
+"""Ways of showing a key; one is enough."""
+
 _REQUEST_ID = {"description": "The request's id", "schema": {"type": "string"}}
 
 
@@ -60,8 +66,8 @@ class Description:
             "components": components,
         }
         if self._needs_key:
-            components["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
-            document["security"] = [{"ApiKey": []}]
+            components["securitySchemes"] = _SECURITY
+            document["security"] = [{name: []} for name in _SECURITY]
         return document
 
     def _operation(self, route: Route, schemas: SchemaWriter) -> dict[str, Any]:
@@ -73,7 +79,9 @@ class Description:
         if route.parameters:
             operation["parameters"] = list(route.parameters)
         if route.reader is not None:
-            content = {"application/json": {"schema": _request_schema(route.reader, schemas)}}
+            readers = route.reader if isinstance(route.reader, tuple) else (route.reader,)
+            kinds = [_request_schema(reader, schemas) for reader in readers]
+            content = {"application/json": {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}}
             operation["requestBody"] = {"required": True, "content": content}
         if self._needs_key and route.path in self._open_paths:
             operation["security"] = []

@@ -24,9 +24,19 @@ from trioserve.server.protocol.generate import (
     GeneratedChunk,
     RenderedRequest,
 )
+from trioserve.server.protocol.lora import LOAD_LORA_READER, UNLOAD_LORA_READER
 from trioserve.server.protocol.models import ModelCard, ModelList
 from trioserve.server.protocol.readers import CHAT_BATCH_READER, CHAT_READER, COMPLETION_READER
 from trioserve.server.protocol.reading import RequestReader
+from trioserve.server.protocol.responses import (
+    DeletedResponse,
+    InputItemList,
+    InputTokenCount,
+    ResponseObject,
+)
+from trioserve.server.protocol.responses_events import ResponseEvent
+from trioserve.server.protocol.responses_reader import RESPONSES_READER, TOKEN_COUNT_READER
+from trioserve.server.protocol.responses_request import Includable
 from trioserve.server.protocol.tokenization import (
     DETOKENIZE_READER,
     TOKENIZE_READER,
@@ -74,8 +84,8 @@ class Route:
     """The error object: that of OpenAI's API, or of the API that the route belongs to."""
     flag: str | None = None
     """The field of `ServerArgs` without which there is no such route."""
-    reader: RequestReader[Any] | None = None
-    """Of the request's body."""
+    reader: RequestReader[Any] | tuple[RequestReader[Any], ...] | None = None
+    """Of the request's body; where it may be one of several kinds, of each."""
     parameters: tuple[Mapping[str, Any], ...] = ()
 
 
@@ -151,6 +161,9 @@ def _object(**properties: str) -> Mapping[str, Any]:
 
 
 _BOOLEAN = {"type": "boolean"}
+_COUNT = {"type": "integer", "minimum": 0}
+_RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+_INCLUDE = {"type": "array", "items": {"type": "string", "enum": list(get_args(Includable))}}
 _MODE = {"type": "string", "enum": list(get_args(PauseMode))}
 _LEVEL = {"type": "integer", "enum": [0, 1, 2]}
 _TAGS = {"type": "array", "items": {"type": "string", "enum": list(get_args(WakeTag))}}
@@ -180,6 +193,67 @@ def _control(
     )
 
 
+def _lora_update(what: str, summary: str, reader: RequestReader[Any]) -> Route:
+    return Route(
+        path=f"/v1/{what}_lora_adapter",
+        method="post",
+        operation_id=f"{what}_lora_adapter",
+        summary=summary,
+        answers={200: (_TEXT,)},
+        failures=_GENERATION_FAILURES - {429},
+        reader=reader,
+        flag="enable_lora_updates",
+    )
+
+
+_RESPONSE = Body.json(ResponseObject)
+_RESPONSE_EVENTS = Body.events(ResponseEvent, ends_with_done=False)
+_RESPONSE_FAILURES = frozenset({404})
+
+_RESPONSES = (
+    Route(
+        path="/v1/responses", method="post", operation_id="create_response",
+        summary="Go on with a conversation, by items", answers={200: (_RESPONSE, _RESPONSE_EVENTS)},
+        failures=_GENERATION_FAILURES, reader=RESPONSES_READER,
+    ),
+    _post(
+        "/v1/responses/input_tokens", "count_input_tokens", "How many tokens the prompt would have",
+        TOKEN_COUNT_READER, InputTokenCount,
+    ),
+    Route(
+        path="/v1/responses/compact", method="post", operation_id="compact_response",
+        summary="Always 404: conversations are not compacted", answers={}, failures=_RESPONSE_FAILURES,
+    ),
+    _get(
+        "/v1/responses/{response_id}", "retrieve_response", "A response that is kept, or its events again",
+        _RESPONSE, _RESPONSE_EVENTS, failures=_RESPONSE_FAILURES,
+        parameters=(
+            _RESPONSE_ID, _query("stream", _BOOLEAN), _query("starting_after", _COUNT),
+            _query("include", _INCLUDE), _query("include_obfuscation", _BOOLEAN),
+        ),
+    ),
+    Route(
+        path="/v1/responses/{response_id}", method="delete", operation_id="delete_response",
+        summary="Forget a response, and end it if it is being made",
+        answers={200: (Body.json(DeletedResponse),)}, failures=_RESPONSE_FAILURES,
+        parameters=(_RESPONSE_ID,),
+    ),
+    Route(
+        path="/v1/responses/{response_id}/cancel", method="post", operation_id="cancel_response",
+        summary="End a response in the background", answers={200: (_RESPONSE,)},
+        failures=_RESPONSE_FAILURES, parameters=(_RESPONSE_ID,),
+    ),
+    _get(
+        "/v1/responses/{response_id}/input_items", "list_input_items", "What a response was given",
+        Body.json(InputItemList), failures=_RESPONSE_FAILURES,
+        parameters=(
+            _RESPONSE_ID, _query("limit", {"type": "integer", "minimum": 1, "maximum": 100}),
+            _query("order", {"type": "string", "enum": ["asc", "desc"]}),
+            _query("after", {"type": "string"}), _query("include", _INCLUDE),
+        ),
+    ),
+)  # fmt: skip
+
 ROUTES = (
     _generation(
         "chat/completions", "Go on with a conversation", CHAT_READER, ChatCompletion, ChatCompletionChunk
@@ -194,6 +268,7 @@ ROUTES = (
     _not_stored("/{completion_id}", "post", "update_stored"),
     _not_stored("/{completion_id}", "delete", "delete_stored"),
     _not_stored("/{completion_id}/messages", "get", "list_stored_messages"),
+    *_RESPONSES,
     _generation("completions", "Go on with a text", COMPLETION_READER, Completion, CompletionChunk),
     _get("/v1/models", "list_models", "The names that the model is served under", Body.json(ModelList)),
     _get(
@@ -251,8 +326,10 @@ ROUTES = (
                 Body.events(ChatCompletionChunk | CompletionChunk),
             )
         },
-        failures=_GENERATION_FAILURES,
+        failures=_GENERATION_FAILURES, reader=(CHAT_READER, COMPLETION_READER),
     ),
+    _lora_update("load", "Let requests have a LoRA adapter", LOAD_LORA_READER),
+    _lora_update("unload", "Let no new request have a LoRA adapter", UNLOAD_LORA_READER),
     _get("/load", "load", "How many requests are under way", Body.json(_object(server_load="integer"))),
     _control(
         "reset_prefix_cache", "Forget cached prefixes", "reset", "boolean",

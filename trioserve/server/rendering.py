@@ -43,7 +43,7 @@ class Rendering:
         request = await service.read_request(CHAT_READER)
         limit_request(request.timeout)
         service.check_model(request.model)
-        head = service.reply_head("chatcmpl", request.request_id)
+        head = service.reply_head("chatcmpl", request.request_id, request.model)
         with naming(request.field_names):
             plan = await self._turns.plan(request, head.id)
             (rendered,) = await self._render(request, head, plan.generation)
@@ -54,7 +54,7 @@ class Rendering:
         request = await service.read_request(COMPLETION_READER)
         limit_request(request.timeout)
         service.check_model(request.model)
-        head = service.reply_head("cmpl", request.request_id)
+        head = service.reply_head("cmpl", request.request_id, request.model)
         with naming(request.field_names):
             return json_reply(
                 await self._render(request, head, plan_completions(service.llm, request, head.id))

@@ -20,6 +20,7 @@ from werkzeug.datastructures import ImmutableDict
 from trioserve.server.deadlines import TIMEOUT_HEADER, RequestDeadline, TimeLimits, read_timeout_header
 from trioserve.server.errors import shutting_down
 from trioserve.server.keep_alive import KeepAliveSender
+from trioserve.server.request_stream import SEND_NOW
 from trioserve.server.sse import StreamingBody
 
 if TYPE_CHECKING:
@@ -101,7 +102,11 @@ class _ScopedConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         request = self._create_request_from_scope(send)
-        self._sender = KeepAliveSender(partial(_send_part, send), self.app.time_limits.keep_alive_interval)
+        self._sender = KeepAliveSender(
+            partial(_send_part, send),
+            self.app.time_limits.keep_alive_interval,
+            (self.scope.get("extensions") or {}).get(SEND_NOW, {}).get("send_now"),
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.handle_messages, nursery, request, receive)
             await self.handle_request(nursery, request, send)
@@ -151,7 +156,7 @@ class _ScopedConnection(TrioASGIHTTPConnection):
 
     async def _send_events(self, body: StreamingBody, request: ScopedRequest) -> bool:
         with request.deadline.open_scope():
-            await self._sender.send_all(body)
+            await self._sender.send_all(body, body.forward)
             return True
         await request.stack.aclose()  # the work ends now, also if its client cannot be told
         with trio.move_on_after(GRACE):

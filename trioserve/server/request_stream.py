@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -16,20 +18,31 @@ from trioserve.server.http_context import Address, ServingContext, error_body
 from trioserve.server.request_ids import REQUEST_ID_HEADER, given_request_id
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     import h11
     from hypercorn.typing import TaskGroup
 
-__all__ = ["STREAM_ID", "RequestStream"]
+__all__ = ["SEND_NOW", "STREAM_ID", "RequestStream", "SendNow", "Unsent"]
 
 STREAM_ID = 1
+
+_RESPONSE = ASGIHTTPState.RESPONSE
 
 # In the access log: the client left before there was a status (nginx's number).
 _CLIENT_CLOSED_REQUEST = 499
 
 # Parts of a request's body that wait for the application; each is at most one read, 64 KiB.
 _MAX_INBOX = 10
+
+SEND_NOW = "trioserve.send_now"
+"""An extension of ASGI: `scope["extensions"][SEND_NOW]["send_now"]` is a `SendNow`, if there is one."""
+
+Unsent = Callable[[], Awaitable[None]]
+"""Sends what is left of a part of a body. The request's task must call it before it sends anything else, and
+without a checkpoint in between."""
+
+SendNow = Callable[[bytes], Unsent | None]
+"""Sends a part of a body, in any task and without waiting, where a message of ASGI would be sent by the
+request's own task. None: all of it was sent."""
 
 
 class RequestStream(HTTPStream):
@@ -52,8 +65,10 @@ class RequestStream(HTTPStream):
         *,
         stream_id: int = STREAM_ID,
         max_inbox: float = _MAX_INBOX,
+        send_now: SendNow | None = None,
     ) -> None:
-        """`addresses` are the client's and the server's; `send` takes the events of the response.
+        """`addresses` are the client's and the server's; `send` takes the events of the response, and
+        `send_now` parts of its body, where the protocol can do that.
 
         So many parts of the body as `max_inbox` wait for the application; a further one waits in `handle`.
         """
@@ -64,6 +79,7 @@ class RequestStream(HTTPStream):
         self._context = context
         self._status = _CLIENT_CLOSED_REQUEST
         self._has_body = True  # of the response
+        self._send_now = send_now
         self._call = trio.CancelScope()
         self._to_app, self._for_app = trio.open_memory_channel[ASGIReceiveEvent](max_inbox)
         self.app_put = self._put
@@ -93,7 +109,7 @@ class RequestStream(HTTPStream):
             "client": self.client,
             "server": self.server,
             "state": ConnectionState(self._context.state.copy()),
-            "extensions": {},
+            "extensions": {} if self._send_now is None else {SEND_NOW: {"send_now": self.send_now}},
         }
         self.task_group.spawn(self._run)
 
@@ -130,6 +146,12 @@ class RequestStream(HTTPStream):
                 # Nothing goes out: one that waits for nothing else would hold up everybody.
                 await trio.lowlevel.checkpoint()
         await super().app_send(message)
+
+    def send_now(self, part: bytes) -> Unsent | None:
+        """Send a part of the body, not empty, that more will follow: see `SendNow`."""
+        if self._send_now is None or self.closed or not self._has_body or self.state is not _RESPONSE:
+            return partial(self.app_send, {"type": "http.response.body", "body": part, "more_body": True})
+        return self._send_now(part)
 
     async def _run(self) -> None:
         try:

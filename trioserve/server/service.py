@@ -88,24 +88,30 @@ class Service:
         """
         return await _receive_json(keeps=True)
 
-    def check_model(self, name: str | None) -> None:
-        """No name, or an empty one, means the only model there is.
+    def check_model(self, name: str | None) -> str | None:
+        """The name of the LoRA adapter that is meant; None: the model alone, as no name, or an empty one.
 
         Raises:
           ApiError: no model is served under this name (404).
         """
-        if name and name not in self.model_names:
+        if not name or name in self.model_names:
+            return None
+        if not self.llm.has_lora(name):
             raise model_not_found(name)
+        return name
 
-    def reply_head(self, prefix: str, request_id: str | None) -> ReplyHead:
-        """Of a new reply. Its id is `prefix` and the header X-Request-Id, else `request_id`, else a random
-        one, which the response header then tells."""
+    def reply_head(self, prefix: str, request_id: str | None, model: str | None = None) -> ReplyHead:
+        """Of a new reply, which names the adapter that `model` is, if it is one, else the model's first name.
+
+        Its id is `prefix` and the header X-Request-Id, else `request_id`, else a random
+        one, which the response header then tells.
+        """
         if request_id and not request.headers.get(_REQUEST_ID_HEADER):
             g.request_id = _checked_request_id(request_id, "request_id")
         return ReplyHead(
             id=f"{prefix}-{g.request_id}",
             created=int(time.time()),
-            model=self.model_names[0],
+            model=model if model and self.llm.has_lora(model) else self.model_names[0],
             system_fingerprint=self.system_fingerprint,
         )
 

@@ -6,16 +6,17 @@ and what must end with the request belongs on the request's stack (`request_scop
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from quart import Response
 from quart.wrappers.response import ResponseBody
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
-__all__ = ["FrameSource", "StreamingBody", "sse_response"]
+__all__ = ["ForwardingSource", "FrameSource", "StreamingBody", "sse_response"]
 
 
 class FrameSource(Protocol):
@@ -26,6 +27,17 @@ class FrameSource(Protocol):
         """What to send after the last whole frame, if `error` ended the stream."""
 
 
+@runtime_checkable
+class ForwardingSource(FrameSource, Protocol):
+    """One that can do without waking its consumer for each frame."""
+
+    async def forward(self, send_now: Callable[[bytes], bool]) -> None:
+        """Have `send_now` called with the next frames as they come, at once and in any task, until it returns
+        False, which means that it has taken them but wants no more now, or until what comes next is for
+        `next_frame`. `send_now` does not wait. Returns at once where that does not go; cancelled, it loses
+        nothing."""
+
+
 class StreamingBody(ResponseBody):
     """A response body that makes one write of each frame. Owns nothing.
 
@@ -34,6 +46,8 @@ class StreamingBody(ResponseBody):
 
     def __init__(self, source: FrameSource) -> None:
         self._source = source
+        self.forward = source.forward if isinstance(source, ForwardingSource) else None
+        """Of the source, if it has that."""
 
     async def __aenter__(self) -> Self:
         return self

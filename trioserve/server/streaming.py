@@ -12,7 +12,7 @@ from trioserve.server.request_scope import request_deadline, time_limits
 from trioserve.server.sse import sse_response
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from quart import Response
 
@@ -95,6 +95,17 @@ class EventStream:
             await self._end()
             rename(error, self._field_names)
             return self._writer.fail(describe(error))
+
+    async def forward(self, send_now: Callable[[bytes], bool]) -> None:
+        """Have `send_now` called with frames as they come: see `ForwardingSource`."""
+        if self._first is not None or self._ended:
+            return
+
+        def deliver(prompt_index: int, output: RequestOutput) -> bool:
+            frames = self._writer.write(prompt_index, output)
+            return not frames or send_now(frames)
+
+        await self._outputs.forward(deliver)
 
     def last_frames(self, error: Exception) -> bytes:
         return self._writer.fail(describe(error))

@@ -50,7 +50,7 @@ class TokenGenerate:
         request = await self._service.read_request(GENERATE_READER)
         limit_request(request.timeout)
         self._service.check_model(request.model)
-        head = self._service.reply_head("generate", request.request_id)
+        head = self._service.reply_head("generate", request.request_id, request.model)
         with naming(request.field_names):
             return await self._answer(request, head)
 
@@ -63,6 +63,7 @@ class TokenGenerate:
             params=params,
             cache_salt=request.cache_salt,
             priority=request.priority or 0,
+            lora=self._service.check_model(request.model),
         )
         outputs = await open_outputs(self._service.llm, generation, request_stack())
         writer = _Writer(request, head, g.request_id, self._service.llm.tokenizer)

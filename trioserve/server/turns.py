@@ -13,11 +13,14 @@ import attrs
 
 from trioserve.errors import InvalidRequestError
 from trioserve.parsers.answer_form import AnswerForm
+from trioserve.parsers.model_parsers import ModelParsers
 from trioserve.parsers.parts import CallPart
+from trioserve.sampling_params import SamplingParams
 from trioserve.server.errors import public_finish_reason
 from trioserve.server.generation import Generation, Outputs, open_outputs
 from trioserve.server.sampling import make_beam_search_params, make_params
 from trioserve.server.service import Service
+from trioserve.server.turn_forms import answer_form, fit_params
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from trioserve.outputs import CompletionOutput
     from trioserve.parsers.answer_parser import AnswerParser
     from trioserve.parsers.parts import Part
-    from trioserve.sampling_params import SamplingParams
+    from trioserve.parsers.reasoning_tokens import ReasoningTokens
     from trioserve.server.protocol.chat import ChatCompletionRequest
 
 __all__ = ["AnswerReader", "Turn", "TurnPlan", "Turns"]
@@ -53,12 +56,23 @@ class Turn:
 class AnswerReader:
     """What one choice says, as it comes."""
 
-    def __init__(self, parser: AnswerParser, *, max_calls: int | None = None) -> None:
+    def __init__(
+        self,
+        parser: AnswerParser,
+        *,
+        max_calls: int | None = None,
+        reasoning_tokens: ReasoningTokens | None = None,
+    ) -> None:
         """Calls beyond `max_calls` are passed over."""
         self._parser = parser
+        self._reasoning_tokens = reasoning_tokens
         self._max_calls = max_calls
         self._finish_reason: str | None = None
-        self.num_reasoning_tokens = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """So far, the marks around the reasoning included."""
+        return 0 if self._reasoning_tokens is None else self._reasoning_tokens.count
 
     @property
     def finish_reason(self) -> str | None:
@@ -72,6 +86,8 @@ class AnswerReader:
         Raises:
           EngineGenerateError, ApiError: the completion did not end by itself.
         """
+        if self._reasoning_tokens is not None:
+            self._reasoning_tokens.add(completion.token_ids)
         parts = list(self._parser.feed(completion.text))
         if completion.finish_reason is not None:
             parts += self._parser.finish()
@@ -91,6 +107,10 @@ class Turns:
     """Requests may bring their own chat template."""
     template_defaults: Mapping[str, Any] = attrs.field(factory=dict)
     """What chat templates get beside the messages, where a request does not say otherwise."""
+    parsers: ModelParsers = attrs.field(factory=ModelParsers)
+    """What is known of the model's answers."""
+    hides_unused_tools: bool = False
+    """Templates do not get tools that may not be called."""
 
     async def open(self, request: ChatCompletionRequest, request_id: str, stack: AsyncExitStack) -> Turn:
         """Submit the turn; leaving `stack` aborts it, synchronously, if it has not ended by then.
@@ -105,9 +125,15 @@ class Turns:
         self.service.llm.check_room(request.num_sequences)
         plan = await self.plan(request, request_id)
         outputs = await open_outputs(self.service.llm, plan.generation, stack)
-        max_calls = 1 if request.parallel_tool_calls is False else None
-        readers = [AnswerReader(plan.form.new_parser(), max_calls=max_calls) for _ in range(request.n or 1)]
+        readers = [self._new_reader(plan.form, request) for _ in range(request.n or 1)]
         return Turn(plan=plan, outputs=outputs, readers=readers)
+
+    def _new_reader(self, form: AnswerForm, request: ChatCompletionRequest) -> AnswerReader:
+        return AnswerReader(
+            form.new_parser(),
+            max_calls=1 if request.parallel_tool_calls is False else None,
+            reasoning_tokens=form.new_token_counter(self.service.llm.tokenizer.token_bytes),
+        )
 
     async def plan(self, request: ChatCompletionRequest, request_id: str) -> TurnPlan:
         """What `open` would generate. Raises InvalidRequestError as it does."""
@@ -116,10 +142,13 @@ class Turns:
             [message.for_template() for message in request.messages],
             add_generation_prompt=request.adds_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
-            tools=None if request.tools is None else [tool.for_template() for tool in request.tools],
+            tools=self._shown_tools(request),
             template_kwargs={**self.template_defaults, **request.template_kwargs},
             chat_template=self._foreign_template(request),
         )
+        form = answer_form(self.parsers, request, prompt.text)
+        if isinstance(params, SamplingParams):
+            params = fit_params(params, request, form)
         prompt = attrs.evolve(
             prompt,
             add_special_tokens=bool(request.add_special_tokens),
@@ -131,9 +160,14 @@ class Turns:
             params=params,
             cache_salt=request.cache_salt,
             priority=request.priority or 0,
+            lora=self.service.check_model(request.model),
         )
-        form = AnswerForm(must_call=request.must_call, named_function=request.named_function)
         return TurnPlan(generation=generation, form=form)
+
+    def _shown_tools(self, request: ChatCompletionRequest) -> list[dict[str, Any]] | None:
+        if request.tools is None or (self.hides_unused_tools and request.tool_choice == "none"):
+            return None
+        return [tool.for_template() for tool in request.tools]
 
     def _foreign_template(self, request: ChatCompletionRequest) -> str | None:
         if request.chat_template is not None and not self.trusts_templates:

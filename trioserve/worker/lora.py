@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from trioserve.worker.batch import ScheduledSequence
     from trioserve.worker.lora_files import AdapterFile, LowRank
 
-__all__ = ["Adapter", "StepAdapters", "make_adapter", "step_adapters"]
+__all__ = ["Adapter", "Delta", "StepAdapters", "make_adapter", "step_adapters"]
 
 
 @attrs.frozen(eq=False)
-class _Delta:
+class Delta:
     """What an adapter adds to one product."""
 
     down: torch.Tensor
@@ -38,7 +38,7 @@ class _Delta:
     """[R, out_features], scaled."""
 
 
-Adapter: TypeAlias = Mapping[tuple[int, str], _Delta]
+Adapter: TypeAlias = Mapping[tuple[int, str], Delta]
 """(layer, product) -> what is added to it."""
 
 
@@ -53,17 +53,19 @@ def make_adapter(file: AdapterFile, model: DecoderConfig, dtype: torch.dtype) ->
     return adapter
 
 
-def _stack(parts: Mapping[str, LowRank], rows: Mapping[str, int], dtype: torch.dtype) -> _Delta:
+def _stack(parts: Mapping[str, LowRank], rows: Mapping[str, int], dtype: torch.dtype) -> Delta:
     down = torch.cat([part.a for part in parts.values()]).to(dtype).t()
     up = torch.zeros(down.shape[1], sum(rows.values()), dtype=dtype)
     first_rank = first_row = 0
     for name, num_rows in rows.items():
         if (part := parts.get(name)) is not None:
             rank = len(part.a)
-            up[first_rank : first_rank + rank, first_row : first_row + num_rows] = part.b.float().t() * part.scale
+            up[first_rank : first_rank + rank, first_row : first_row + num_rows] = (
+                part.b.float().t() * part.scale
+            )
             first_rank += rank
         first_row += num_rows
-    return _Delta(down, up)
+    return Delta(down, up)
 
 
 class StepAdapters:
@@ -107,8 +109,5 @@ def step_adapters(
     if not rows:
         return None
     return StepAdapters(
-        [
-            (adapters[key], None if len(own) == num_rows else torch.tensor(own))
-            for key, own in rows.items()
-        ]
+        [(adapters[key], None if len(own) == num_rows else torch.tensor(own)) for key, own in rows.items()]
     )

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import safetensors
+import torch
 
 from trioserve.errors import LoRANotFoundError, ModelNotSupportedError, ModelSourceError
 from trioserve.models.products import Product, products
 from trioserve.worker.lora_config import read_adapter_config
 
 if TYPE_CHECKING:
-    import torch
+    from pathlib import Path
 
     from trioserve.models.config import DecoderConfig
     from trioserve.worker.lora_config import AdapterConfig
@@ -106,7 +106,7 @@ class _Matrices:
             or int(match["layer"]) >= num_layers
         ):
             raise ModelNotSupportedError(
-                f"The adapter's tensor {name!r} belongs to no matrix that an adapter of this model may change: "
+                f"The adapter's tensor {name!r} is for no matrix that adapters of this model may change: "
                 f"{', '.join(self._parts)} of {num_layers} layers."
             )
         place = int(match["layer"]), part
@@ -134,5 +134,7 @@ class _Matrices:
         a, b = (self._file.get_tensor(self._names[layer, part, matrix]) for matrix in "AB")
         for tensor in (a, b):
             if not tensor.is_floating_point():
-                raise ModelNotSupportedError(f"The adapter's matrices must be floating-point, got {tensor.dtype}.")
+                raise ModelNotSupportedError(
+                    f"The adapter's matrices must be floating-point, got {tensor.dtype}."
+                )
         return LowRank(a, b, self._config.scale(self._modules[layer, part]))

@@ -38,8 +38,8 @@ class ModelRunner:
     """Owns the weights, adapters, the KV cache, the sampler, and a thread for grammar masks once there is a
     grammar.
 
-    Everything but `check_params` and `read_adapter`, the constructor too, is to be called in one and the same thread: torch
-    keeps its number of compute threads per calling thread. All calls block.
+    Everything but `check_params` and `read_adapter`, the constructor too, is to be called in one and the same
+    thread: torch keeps its number of compute threads per calling thread. All calls block.
 
     Args:
       model: what to load.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import attrs
 from quart import g, request
 
+from trioserve.reasoning import find_reasoning_format
 from trioserve.server.anthropic.answers import whole_message
 from trioserve.server.anthropic.chat_request import chat_request
 from trioserve.server.anthropic.events import MessageEvents
@@ -37,13 +38,21 @@ class Messages:
 
     _turns: Turns
     _encoder: TextEncoder
+    _knows_thinking: bool = attrs.field(init=False)
+    """How the model thinks is known, and so where a budget of it ends."""
+
+    @_knows_thinking.default
+    def _find_reasoning(self) -> bool:
+        llm = self._turns.service.llm
+        config, template = llm.config, llm.tokenizer.chat_template
+        return find_reasoning_format(config.reasoning_parser, config.reasoning, template) is not None
 
     async def create(self) -> Response:
         service = self._turns.service
         request = await service.read_request(MESSAGES_READER)
         limit_request(request.timeout)
         service.check_model(request.model)
-        head = service.reply_head("msg", None)
+        head = service.reply_head("msg", None, request.model)
         with naming(request.field_names):
             return await self._answer(request, head)
 
@@ -52,7 +61,7 @@ class Messages:
         request = await service.read_request(COUNT_TOKENS_READER)
         limit_request(request.timeout)
         service.check_model(request.model)
-        head = service.reply_head("msg", None)
+        head = service.reply_head("msg", None, request.model)
         with naming(request.field_names):
             plan = await self._turns.plan(self._chat(request), head.id)
             (prompt,) = plan.generation.prompts
@@ -62,7 +71,7 @@ class Messages:
     def _chat(self, request: ConversationRequest) -> ChatCompletionRequest:
         return chat_request(
             request,
-            limits_thinking=self._turns.service.llm.config.reasoning is not None,
+            limits_thinking=self._knows_thinking,
             thinks_by_default="enable_thinking" in self._turns.template_defaults,
         )
 

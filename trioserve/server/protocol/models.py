@@ -17,8 +17,10 @@ class ModelCard:
     object: str = "model"
     owned_by: str = "trioserve"
     root: str
-    """What was given as the model: a packaged name, path or hub id."""
+    """What was given as the model: a packaged name, path or hub id. Of a LoRA adapter: its path, as it was
+    given."""
     parent: str | None = None
+    """Of a LoRA adapter: the model's name."""
     max_model_len: int
 
 

@@ -8,7 +8,7 @@ import attrs
 from msgspec import UNSET, UnsetType
 
 from trioserve.server.protocol.responses_items import ItemResource, OutputItem
-from trioserve.server.protocol.responses_request import ResponsesTool, ResponsesToolChoice
+from trioserve.server.protocol.responses_request import ResponsesTool
 
 __all__ = [
     "DeletedResponse",
@@ -102,7 +102,7 @@ class ResponseObject:
     store: bool
     temperature: float
     text: TextEcho
-    tool_choice: str | ResponsesToolChoice
+    tool_choice: str | dict[str, Any]
     tools: list[ResponsesTool]
     top_logprobs: int
     top_p: float
@@ -126,8 +126,9 @@ class DeletedResponse:
 class InputItemList:
     object: str = "list"
     data: list[ItemResource]
-    first_id: str | None
-    last_id: str | None
+    first_id: str
+    """Empty if there are no items; so is the next one."""
+    last_id: str
     has_more: bool
 
 

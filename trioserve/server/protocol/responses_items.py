@@ -71,7 +71,9 @@ _NEEDS = {
 class InputItem:
     """One item of `input`; which fields matter depends on its type."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None = None
+    type: (
+        Literal["message", "function_call", "function_call_output", "reasoning", "item_reference"] | None
+    ) = None
     """None: a message, or a reference if there is nothing but an id."""
     id: str | None = None
     status: ItemStatus | None = None

@@ -8,8 +8,8 @@ import attrs
 
 from trioserve.sampling_params import SamplingParams
 from trioserve.server.protocol.lists import shorten
-from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.readers import MAX_MESSAGES, MAX_TOOLS
+from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import Refusal
 from trioserve.server.protocol.responses_request import (
     PromptFields,
@@ -161,7 +161,9 @@ def _tool_conflicts(request: PromptFields) -> list[Problem]:
     for index, tool in enumerate(request.tools or ()):
         if tool.name in names:
             path = f"tools[{index}].name"
-            problems.append(Problem(path, f"{path} must differ from those of other tools, got {tool.name!r}."))
+            problems.append(
+                Problem(path, f"{path} must differ from those of other tools, got {tool.name!r}.")
+            )
         names.add(tool.name)
     if not names and (request.must_call or isinstance(request.tool_choice, ResponsesToolChoice)):
         return [*problems, Problem("tool_choice", "tool_choice is only allowed when tools are given.")]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trioserve.server.protocol.tools import FunctionDefinition
 
-__all__ = ["MAX_CALLS", "arguments_form", "calls_form"]
+__all__ = ["MAX_CALLS", "arguments_form", "arguments_schema", "calls_form", "closes_objects"]
 
 MAX_CALLS = 16
 """In one answer: some models would never close the array."""
@@ -41,7 +41,7 @@ def arguments_form(function: FunctionDefinition) -> StructuredOutputsParams:
     Raises:
       InvalidRequestError: the schema is too large or too deep; of `json`.
     """
-    return _form(_arguments(function), [function])
+    return _form(arguments_schema(function), [function])
 
 
 def calls_form(functions: Sequence[FunctionDefinition], *, max_calls: int) -> StructuredOutputsParams:
@@ -50,7 +50,8 @@ def calls_form(functions: Sequence[FunctionDefinition], *, max_calls: int) -> St
     Raises as `arguments_form` does.
     """
     definitions = {
-        function.name: _rebased(_arguments(function), f"#/$defs/{function.name}") for function in functions
+        function.name: _rebased(arguments_schema(function), f"#/$defs/{function.name}")
+        for function in functions
     }
     calls = {
         "type": "array",
@@ -71,7 +72,7 @@ def _call(name: str) -> dict[str, Any]:
     }
 
 
-def _arguments(function: FunctionDefinition) -> dict[str, Any]:
+def arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
     return {**(function.parameters or _NO_PARAMETERS), "type": "object"}
 
 
@@ -80,10 +81,13 @@ def _form(schema: dict[str, Any], functions: Sequence[FunctionDefinition]) -> St
         # llguidance passes over what it cannot enforce. Schemas of tools are made by many frameworks, and say
         # more than any grammar can.
         schema = {**schema, "x-guidance": {"lenient": True}}
-    # A function takes the parameters that it names. (Where a schema names an object's properties in several
-    # places, each would forbid those of the others.)
-    closed = not any(_has_properties_in_several_places(function.parameters or {}) for function in functions)
-    return StructuredOutputsParams(json=schema, disable_additional_properties=closed)
+    return StructuredOutputsParams(json=schema, disable_additional_properties=closes_objects(functions))
+
+
+def closes_objects(functions: Sequence[FunctionDefinition]) -> bool:
+    """A function takes the parameters that it names. (Where a schema names an object's properties in several
+    places, each would forbid those of the others.)"""
+    return not any(_has_properties_in_several_places(function.parameters or {}) for function in functions)
 
 
 def _has_properties_in_several_places(value: Any) -> bool:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import logging
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
 from trioserve.errors import OverloadedError
+from trioserve.nurseries import ungrouped
+from trioserve.server.deadlines import RequestDeadline
 from trioserve.server.errors import describe, rename, shutting_down
+from trioserve.server.generation import Outputs
+from trioserve.server.request_scope import App
 from trioserve.server.responses.event_log import EventLog
+from trioserve.server.responses.keeping import Keeper
 from trioserve.server.responses.store import StoreError
+from trioserve.server.responses.writer import ResponseWriter
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from contextlib import AsyncExitStack
+    from collections.abc import AsyncIterator, Sequence
 
-    from trioserve.server.deadlines import RequestDeadline
-    from trioserve.server.generation import Outputs
-    from trioserve.server.request_scope import App
-    from trioserve.server.responses.keeping import Keeper
-    from trioserve.server.responses.writer import ResponseWriter
 
 __all__ = ["Background", "BackgroundRun", "open_background"]
 
@@ -36,10 +37,11 @@ _LAST_WRITE = 5.0
 async def open_background(max_running: int) -> AsyncIterator[Background]:
     """Owns background responses. Leaving it waits for them; `App.end_requests` says how long that takes.
     Cancelling it, or an error in its body, cancels them: they are stored as that."""
-    async with trio.open_nursery() as nursery:
-        background = Background(nursery, max_running)
-        yield background
-        background.is_closed = True
+    with ungrouped():
+        async with trio.open_nursery() as nursery:
+            background = Background(nursery, max_running)
+            yield background
+            background.is_closed = True
 
 
 @attrs.define(eq=False)
@@ -138,11 +140,12 @@ class BackgroundRun:
         try:
             with self.app.open_request(self.deadline):
                 async with self.resources:
+                    await self._keep()
                     last = await self._make()
         finally:
             last = last or self.writer.cancel()
             with trio.move_on_after(_LAST_WRITE, shield=True):
-                await self._keep(last)
+                await self._keep(self.log, last)
             self.log.append(last)
             self.log.close()
 
@@ -167,8 +170,8 @@ class BackgroundRun:
             rename(error, self.field_names)
             return self.writer.break_off(describe(error))
 
-    async def _keep(self, last: list[bytes]) -> None:
+    async def _keep(self, log: EventLog | None = None, last: Sequence[bytes] = ()) -> None:
         try:
-            await self.keeper.keep(self.writer.response, self.log, last)
+            await self.keeper.keep(self.writer.response, log, last)
         except StoreError as error:
             _logger.error("a response could not be stored: %s", error)

@@ -10,13 +10,12 @@ import msgspec
 from trioserve.server.protocol.responses_items import InputItem
 from trioserve.server.responses.ids import response_of_item
 from trioserve.server.responses.refusals import item_not_found, previous_not_found, still_in_progress
-from trioserve.server.responses.store import UnknownResponseError
+from trioserve.server.responses.store import ResponseStore, UnknownResponseError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trioserve.server.responses.background import Background
-    from trioserve.server.responses.store import ResponseStore, StoredResponse
+    from trioserve.server.responses.store import StoredResponse
 
 __all__ = ["ContextReader"]
 
@@ -25,10 +24,20 @@ __all__ = ["ContextReader"]
 class _Output:
     """Of a stored response."""
 
-    output: list[InputItem]
+    output: list[msgspec.Raw]
+
+
+@attrs.frozen
+class _Head:
+    """Of an item of it."""
+
+    type: str
+    status: str
 
 
 _decode_output = msgspec.json.Decoder(_Output).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_item = msgspec.json.Decoder(InputItem).decode
 _decode_items = msgspec.json.Decoder(list[InputItem]).decode
 
 
@@ -37,7 +46,6 @@ class ContextReader:
     """Reads what one client has stored."""
 
     _store: ResponseStore | None
-    _background: Background | None
     _owner: str
 
     async def history(self, response_id: str | None) -> list[InputItem]:
@@ -84,5 +92,10 @@ class ContextReader:
 
 def _items_of(stored: StoredResponse) -> list[InputItem]:
     output = _decode_output(stored.response).output
-    whole = [item for item in output if item.kind != "function_call" or item.status == "completed"]
-    return _decode_items(stored.items) + whole
+    return _decode_items(stored.items) + [_decode_item(item) for item in output if _can_be_said_again(item)]
+
+
+def _can_be_said_again(item: msgspec.Raw) -> bool:
+    """Not so calls that were cut off: their arguments are no JSON."""
+    head = _decode_head(item)
+    return head.type != "function_call" or head.status == "completed"

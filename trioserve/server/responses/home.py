@@ -26,8 +26,8 @@ __all__ = ["ResponsesHome", "open_response_store"]
 class ResponsesHome:
     """Whoever serves an application makes one, and owns what is in it.
 
-        async with open_response_store(args) as store, llm, open_background(args) as background:
-            app = create_app(llm, args, responses=ResponsesHome(store, background))
+    async with open_response_store(args) as store, llm, open_background(64) as background:
+        app = create_app(llm, args, responses=ResponsesHome(store, background))
     """
 
     store: ResponseStore | None

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 
-from trioserve.server.responses.store import StoredResponse
+from trioserve.server.protocol.responses_items import ItemResource
+from trioserve.server.responses.store import ResponseStore, StoredResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from trioserve.server.protocol.responses import ResponseObject
-    from trioserve.server.protocol.responses_items import ItemResource
     from trioserve.server.responses.event_log import EventLog
-    from trioserve.server.responses.store import ResponseStore
 
 __all__ = ["Keeper"]
 
@@ -30,8 +28,7 @@ class Keeper:
     owner: str
     response_id: str
     previous_id: str | None
-    _items: bytes = attrs.field(converter=_encode)
-    """Given as a list of ItemResources."""
+    _items: Sequence[ItemResource]
     _is_forgotten: bool = attrs.field(init=False, default=False)
 
     def forget(self) -> None:
@@ -54,7 +51,7 @@ class Keeper:
                 owner=self.owner,
                 previous_id=self.previous_id,
                 response=_encode(response),
-                items=self._items,
+                items=_encode(self._items),
                 is_open=response.status in {"queued", "in_progress"},
                 events=b"" if log is None else log.joined() + b"".join(last),
                 first_event=0 if log is None else log.first,

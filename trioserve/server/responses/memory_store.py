@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -12,7 +13,7 @@ import trio
 from trioserve.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["MemoryStore"]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import attrs
 from msgspec import UNSET
 
 from trioserve.server.protocol.responses import ReasoningEcho, ResponseObject, TextEcho
+from trioserve.server.protocol.responses_request import ResponsesToolChoice
 
 if TYPE_CHECKING:
     from trioserve.sampling_params import SamplingParams
@@ -41,7 +43,7 @@ def new_response(
         store=is_stored,
         temperature=params.temperature,
         text=TextEcho(_format(request.format), None if text is None else text.verbosity),
-        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tool_choice=_tool_choice(request),
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,
         top_p=params.top_p,
@@ -51,6 +53,13 @@ def new_response(
         user=UNSET if request.user is None else request.user,
         metadata=request.metadata or {},
     )
+
+
+def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
+    choice = request.tool_choice
+    if isinstance(choice, ResponsesToolChoice):
+        return attrs.asdict(choice, filter=lambda _, value: value is not None)
+    return choice or "auto"
 
 
 def _format(given: TextFormat | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from trioserve.server.protocol.errors import ErrorDetail
 from trioserve.server.protocol.lists import shorten
 
 __all__ = [
+    "events_not_kept",
     "item_not_found",
     "not_background",
     "not_served",
@@ -47,10 +48,13 @@ def item_not_found(item_id: str, path: str) -> ApiError:
 
 
 def not_background(response_id: str, what: str) -> ApiError:
-    message = (
-        f"The response {shorten(response_id)} was not made in the background; only those can be {what}."
-    )
+    message = f"The response {shorten(response_id)} was not made in the background; only those can be {what}."
     return _refusal(400, message, "response_id")
+
+
+def events_not_kept(response_id: str) -> ApiError:
+    """The server was ended while it was made."""
+    return _refusal(400, f"The events of the response {shorten(response_id)} were lost.", "response_id")
 
 
 def not_served(field: str, why: str) -> ApiError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import attrs
@@ -12,7 +13,7 @@ import msgspec
 from trioserve.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 __all__ = ["ResponseFile", "WrongFileError"]
 
@@ -132,7 +133,7 @@ class ResponseFile:
 
     def _is_too_full(self) -> bool:
         number, size = self._run("SELECT count(*), total(size) FROM responses").fetchone()
-        return number > self._limits.max_responses or size > self._limits.max_bytes
+        return bool(number > self._limits.max_responses or size > self._limits.max_bytes)
 
     def _run(self, statement: str, *values: object) -> sqlite3.Cursor:
         return self._connection.execute(statement, values)

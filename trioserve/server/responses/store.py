@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from trioserve.errors import TrioserveError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["ResponseStore", "StoreError", "StoreLimits", "StoredResponse", "UnknownResponseError"]
 
@@ -70,7 +72,7 @@ class ResponseStore(Protocol):
     """
 
     async def put(self, stored: StoredResponse) -> None:
-        """Keep it, in the place of what has the same id. One that alone is larger than the limit is dropped."""
+        """Keep it, in the place of what has the same id. What alone is larger than the limit is dropped."""
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None: ...
 

@@ -192,9 +192,7 @@ class ResponseWriter:
         if part.name is not None:
             self._close_item()
             item_id = self._next_id("function_call")
-            self._item = OpenCall.begin(
-                item_id, new_call_id(), part.name, self._response.output, self._emit
-            )
+            self._item = OpenCall.begin(item_id, new_call_id(), part.name, self._response.output, self._emit)
         if part.arguments:
             assert isinstance(self._item, OpenCall), "a call begins with its name"
             self._item.add(part.arguments)
