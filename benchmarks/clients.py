@@ -38,7 +38,7 @@ FLAGS = (
     "--dtype", "float32", "--kv-cache-memory", "512MiB", "--api-key", KEY, "--log.access", "false",
 )  # fmt: skip
 
-SLOW = {"lm_eval", "litellm"}
+SLOW = {"lm_eval_harness", "litellm_python"}
 """Too large, or too long, for the fast selection."""
 
 
@@ -53,24 +53,22 @@ class Result:
 
 
 def main() -> int:
-    clients = all_clients()
-    arguments = parse(clients)
-    names = arguments.name or [
-        name for name, client in clients.items() if not arguments.fast or (client.is_python and name not in SLOW)
-    ]
-    installed = {name: install(clients[name], arguments.cache) for name in names}
+    arguments = parse()
+    clients = chosen(arguments)
+    installed = [install(client, arguments.cache) for client in clients]
     with ExitStack() as stack:
         environment = start_servers(stack)
         results = [
-            run(clients[name], installed[name], arguments, environment) for name in names
+            run(client, seconds, arguments, environment)
+            for client, seconds in zip(clients, installed, strict=True)
         ]
     print(table(results))
     return int(not all(result.passed for result in results))
 
 
-def parse(clients: Iterable[str]) -> argparse.Namespace:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("name", nargs="*", help=f"of {', '.join(clients)}", metavar="NAME", choices=[*clients, []])
+    parser.add_argument("name", nargs="*", help=f"of {', '.join(all_clients())}", metavar="NAME")
     parser.add_argument("--fast", action="store_true", help="a selection that takes little time")
     parser.add_argument(
         "--cache",
@@ -79,6 +77,17 @@ def parse(clients: Iterable[str]) -> argparse.Namespace:
         help="folder of the environments [%(default)s]",
     )
     return parser.parse_args()
+
+
+def chosen(arguments: argparse.Namespace) -> list[Client]:
+    clients = all_clients()
+    if unknown := set(arguments.name) - set(clients):
+        raise SystemExit(f"{', '.join(sorted(unknown))}: there is {', '.join(clients)}")
+    if arguments.name:
+        return [clients[name] for name in arguments.name]
+    if arguments.fast:
+        return [client for client in clients.values() if client.is_python and client.name not in SLOW]
+    return list(clients.values())
 
 
 def install(client: Client, cache: Path) -> float | None:
@@ -93,7 +102,7 @@ def install(client: Client, cache: Path) -> float | None:
 
 def start_servers(stack: ExitStack) -> dict[str, str]:
     """What the tests find them by."""
-    environment = {"TRIOSERVE_CLIENTS_KEY": KEY}
+    environment = {"TRIOSERVE_CLIENTS_KEY": KEY, "TRIOSERVE_PYTHON": sys.executable}
     for name, model in SERVERS.items():
         server: Served = stack.enter_context(serve(["--model", model, *FLAGS]))
         environment[f"TRIOSERVE_{name}_URL"] = f"http://127.0.0.1:{server.port}"

@@ -1,8 +1,8 @@
 """An engine core that draws its tokens from a list, at a pace that no model keeps.
 
-`python benchmarks/paced_engine.py serve ...` is `trioserve serve` over such a core, which runs in a process of
-its own and speaks the real link. A step takes `PACED_STEP_MS` milliseconds and gives every sequence one token,
-whose text is a short word; a sequence ends at its `max_tokens`.
+`python benchmarks/paced_engine.py serve ...` is `trioserve serve` over such a core, which runs in a process
+of its own and speaks the real link. A step takes `PACED_STEP_MS` milliseconds and gives every sequence one
+token, whose text is a short word; a sequence ends at its `max_tokens`.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import attrs
+
 from served import serve
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class Target:
 
 def open_stream(target: Target, route: str, number: int, num_tokens: int) -> Stream:
     prompt = _PROMPT.format(number=number)
-    asked = {"prompt": prompt} if route == "completions" else {"messages": [{"role": "user", "content": prompt}]}
+    messages = [{"role": "user", "content": prompt}]
+    asked = {"prompt": prompt} if route == "completions" else {"messages": messages}
     body = {
         "model": target.model,
         "max_tokens": num_tokens,
@@ -153,7 +155,8 @@ def measure(target: Target, route: str, num_streams: int, num_tokens: int) -> St
                     begin = _look(target, streams)
             elif end is None and max(stream.num_events for stream in streams) > num_tokens * 0.9:
                 end = _look(target, streams)
-    assert begin is not None and end is not None, "the streams did not run side by side"
+    assert begin is not None, "the streams did not run side by side"
+    assert end is not None
     return _stretch(begin, end, streams, 2 if route == "completions" else 3)
 
 

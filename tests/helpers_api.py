@@ -32,6 +32,7 @@ from trioserve.sampling_params import RequestOutputKind, SamplingParams
 from trioserve.server.app import create_app
 
 if TYPE_CHECKING:
+    from trioserve.lora_request import LoRARequest
     from trioserve.server_args import ServerArgs
 
 # The engine
@@ -206,7 +207,7 @@ class FakeLLM:
 
     async def submit(
         self, prompt: Any, params: SamplingParams, *, request_id: str, cache_salt: str | None = None,
-        priority: int = 0,
+        priority: int = 0, lora_request: LoRARequest | None = None,
     ) -> _FakeChannel:  # fmt: skip
         await trio.lowlevel.checkpoint()
         call = Call(prompt, params, request_id, cache_salt, priority)
@@ -242,6 +243,13 @@ class FakeLLM:
         self.rendered.append({"messages": messages, **options})
         text = " ".join(f"{message['role']}: {message['content']}" for message in messages)
         return TextPrompt(text, add_special_tokens=False)
+
+    def has_lora(self, name: str | None) -> bool:
+        return False
+
+    async def list_loras(self) -> list[Any]:
+        await trio.lowlevel.checkpoint()
+        return []
 
     def check_room(self, num_sequences: int = 1) -> None:
         if self.no_room is not None:

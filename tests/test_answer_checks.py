@@ -75,6 +75,7 @@ def test_a_status_and_a_media_type_that_nobody_described_are_found() -> None:
     [
         ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1}),
         ("/v1/completions", {"prompt": "Hi", "logprobs": 1}),
+        ("/v1/responses", {"input": "Hi", "text": {"format": {"type": "json_object"}}}),
         ("/v1/models", None),
         ("/v1/models/small", None),
     ],
@@ -99,9 +100,22 @@ def broken(value: Any) -> list[Any]:
         return []
     found = [{key: part for key, part in value.items() if key != left_out} for left_out in value]
     for key, part in value.items():
-        if key != "top_logprobs":  # of completions: any tokens
+        if key not in {"top_logprobs", "format"}:  # of completions: any tokens; of responses: any schema
             found += [{**value, key: changed} for changed in broken(part)]
     return [*found, {**value, "unheard_of": 1}]
+
+
+async def test_every_key_of_an_event_of_responses_is_missed() -> None:
+    reply = await Client(FakeLLM()).post("/v1/responses", {"input": "Hi", "stream": True})
+    route = operations()["post", "/v1/responses"]
+    frames = reply.body.decode().split("\n\n")[:-1]
+    assert len(frames) > 8
+    for frame in frames:
+        name, data = (line.partition(": ")[2] for line in frame.split("\n"))
+        check_schema("ResponseStreamEvent", json.loads(data))
+        for without in broken(json.loads(data)):
+            with pytest.raises(WrongAnswerError):
+                judge(route, f"event: {name}\n".encode() + event(without), "text/event-stream")
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,14 @@ async def test_a_conversation_as_the_template_gets_it() -> None:
     assert llm.rendered[0]["add_generation_prompt"]
 
 
+async def test_the_order_of_texts_and_results_is_kept() -> None:
+    llm = FakeLLM()
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "Rain"}
+    await ask(llm, [{"type": "text", "text": "Before"}, result, {"type": "text", "text": "After"}])
+    told = [(message["role"], message["content"]) for message in llm.rendered[0]["messages"]]
+    assert told == [("user", "Before"), ("tool", "Rain"), ("user", "After")]
+
+
 async def test_an_answer_goes_on_with_what_the_assistant_began() -> None:
     llm = FakeLLM()
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]

@@ -8,6 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+import helpers_api
 from helpers_api import Answer, FakeLLM
 from helpers_responses import PATH, Api, Event, PacedLLM, names, read_events, serving
 from trioserve.errors import EngineGenerateError
@@ -100,7 +101,7 @@ async def test_what_the_request_says_comes_back() -> None:
 
 
 async def test_tools_come_back_as_they_were() -> None:
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look_up"}]}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look_up"}]}
     other = TOOL | {"name": "other"}
     async with serving() as api:
         response = (await api.create(tools=[TOOL, other], tool_choice=choice)).json
@@ -141,11 +142,12 @@ async def test_how_it_ended(reason: FinishReason, status: str, details: Any, ite
         assert last.data["response"]["incomplete_details"] == details
 
 
-async def test_an_answer_without_a_word_is_an_empty_message() -> None:
-    async with serving(Answer(token_ids=(11,), hidden=(0,))) as api:
-        api.llm.script = lambda *_: Answer(token_ids=(9,), reason=FinishReason.LENGTH, hidden=(0,))
-        response = (await api.create()).json
-        assert [item["type"] for item in response["output"]] == ["message"]
+async def test_an_answer_without_a_word_is_an_empty_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helpers_api, "VOCABULARY", [*helpers_api.VOCABULARY, b""])
+    async with serving(Answer(token_ids=(12,))) as api:
+        (item,) = (await api.create()).json["output"]
+        assert (item["type"], item["content"][0]["text"]) == ("message", "")
+        assert names(await api.stream())[-3:] == ["content_part.done", "output_item.done", "completed"]
 
 
 async def test_logprobs() -> None:
@@ -260,7 +262,8 @@ async def test_items_become_messages() -> None:
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Look"},
                                                         {"type": "input_text", "text": "it up"}]},
-        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [],
+         "content": [{"type": "reasoning_text", "text": "Hm"}]},
         {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
          "content": [{"type": "output_text", "text": "I will.", "annotations": [], "logprobs": []}]},
         {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"word": "it"}'},
@@ -404,7 +407,8 @@ async def test_what_is_too_long_loses_its_beginning() -> None:
     words = " ".join(["word"] * 20)
     items = [
         {"role": "system", "content": "Stay"},
-        *({"role": role, "content": f"{number} {words}"} for number, role in enumerate(["user", "assistant"] * 2)),
+        *({"role": role, "content": f"{number} {words}"}
+          for number, role in enumerate(["user", "assistant"] * 2)),
         {"role": "user", "content": "End"},
     ]  # fmt: skip
     async with serving() as api:

@@ -37,6 +37,12 @@ def test_pieces_joined_are_what_decoding_all_at_once_gives_for_any_bytes(data: b
     assert "".join(detokenize(data)) == TOKENIZER.decode(list(data))
 
 
+@given(st.lists(st.sampled_from([*b"ab \xc3\xa9\xf0\x9f\x98\x80", EOS])), st.booleans())
+def test_whole_tokens_parts_of_characters_and_special_ones_in_any_order(ids: list[int], skips: bool) -> None:
+    pieces = detokenize(ids, skip_special_tokens=skips)
+    assert "".join(pieces) == TOKENIZER.decode(ids, skip_special_tokens=skips)
+
+
 def test_bytes_that_never_become_a_character_show_only_at_the_end() -> None:
     cut = "é".encode()[:1]
     assert detokenize(b"a" + cut) == ["a", "", "\ufffd"]

@@ -45,7 +45,7 @@ FAMILIES = [tiny_llama, tiny_qwen2, tiny_gemma3]
 PROMPT = random.Random(3).choices(range(101), k=40)
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "rank-stabilized": {"use_rslora": True},
+    "rank-stabilized": {"use_rslora": True, "lora_alpha": 5},
     "ranks and alphas of their own": {
         "rank_pattern": {"q_proj": 2, "up_proj": 7},
         "alpha_pattern": {"v_proj": 3, "down_proj": 30},
@@ -159,15 +159,13 @@ loras = st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=6)
 @given(loras=loras, data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_what_a_row_gets_does_not_depend_on_the_others(loras: list[str | None], data: st.DataObject) -> None:
-    """To the bit, for small integers, whose products are exact: whatever the order in which they are added."""
+    """To the bit, for small integers, whose products are exact in whatever order they are added."""
     lengths = [data.draw(st.integers(1, 4)) for _ in loras]
     sequences = [
         scheduled_sequence(lora=lora, token_ids=[0] * length)
         for lora, length in zip(loras, lengths, strict=True)
     ]
-    adapters = {
-        key: {(0, "qkv"): _small_delta(seed)} for seed, key in enumerate("ab")
-    } | {"c": {}}  # type: ignore[dict-item]  # it changes something else
+    adapters = {key: {(0, "qkv"): _small_delta(seed)} for seed, key in enumerate("ab")} | {"c": {}}  # type: ignore[dict-item]  # it changes something else
     x = torch.randint(-4, 5, (sum(lengths), 3), generator=torch.Generator().manual_seed(0)).float()
     y = torch.zeros(len(x), 5)
     context = step_adapters(sequences, adapters)
@@ -247,7 +245,7 @@ def test_tensors_that_are_not_for_this_model(
 
 def test_an_adapter_of_a_larger_model(model: Any, tmp_path: Path) -> None:
     save_adapter(tmp_path / "a", random_tensors(tiny_llama(hidden_size=64)), adapter_json())
-    with pytest.raises(ModelNotSupportedError, match="has shape .4, 64., this model and its rank ask for .4, 32."):
+    with pytest.raises(ModelNotSupportedError, match=r"has shape .*64.*, this model .* ask for .*32"):
         read(tmp_path / "a", model)
 
 
@@ -257,10 +255,10 @@ def test_damaged_files(model: Any, tmp_path: Path) -> None:
     weights, config = directory / "adapter_model.safetensors", directory / "adapter_config.json"
     with weights.open("r+b") as file:
         file.truncate(100)
-    with pytest.raises(ModelSourceError, match="adapter_model.safetensors cannot be read"):
+    with pytest.raises(ModelSourceError, match=r"adapter_model\.safetensors cannot be read"):
         read(directory, model)
     weights.unlink()
-    with pytest.raises(LoRANotFoundError, match="no adapter_model.safetensors"):
+    with pytest.raises(LoRANotFoundError, match=r"no adapter_model\.safetensors"):
         read(directory, model)
     for content, message in {
         b"\xff": "cannot be read",
@@ -275,18 +273,18 @@ def test_damaged_files(model: Any, tmp_path: Path) -> None:
         with pytest.raises(ModelSourceError, match=message):
             read(directory, model)
     config.unlink()
-    with pytest.raises(LoRANotFoundError, match="no adapter_config.json"):
+    with pytest.raises(LoRANotFoundError, match=r"no adapter_config\.json"):
         read(directory, model)
     del tensors[tensor_name("model.layers.1.mlp.up_proj", "B")]
     save_adapter(directory, tensors, adapter_json())
-    with pytest.raises(ModelSourceError, match="only one of model.layers.1.mlp.up_proj's two matrices"):
+    with pytest.raises(ModelSourceError, match=r"only one of model\.layers\.1\.mlp\.up_proj's two matrices"):
         read(directory, model)
     save_adapter(directory, {}, adapter_json())
     with pytest.raises(ModelSourceError, match="no matrices"):
         read(directory, model)
     integers = {name: tensor.to(torch.int8) for name, tensor in random_tensors(model).items()}
     save_adapter(directory, integers, adapter_json())
-    with pytest.raises(ModelNotSupportedError, match="must be floating-point, got torch.int8"):
+    with pytest.raises(ModelNotSupportedError, match=r"must be floating-point, got torch\.int8"):
         read(directory, model)
 
 

@@ -6,11 +6,13 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import jsonschema
 import msgspec
 import pytest
 
 from helpers_api import Client, FakeLLM
+from trioserve.args import EngineArgs
 from trioserve.errors import InvalidRequestError
 from trioserve.server.openapi import Description
 from trioserve.server.openapi_routes import ROUTES
@@ -102,7 +104,9 @@ async def test_it_needs_a_key_and_says_so() -> None:
 
 def test_every_route_is_described_and_no_other() -> None:
     flags = {route.flag: True for route in ROUTES if route.flag is not None}
-    app = Client(FakeLLM(), ServerArgs(**flags)).app
+    llm = FakeLLM()
+    llm.config = EngineArgs(model="models/small", enable_lora=True).create_engine_config()
+    app = Client(llm, ServerArgs(lora_directories="/", **flags)).app
     served = {
         (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method.lower())
         for rule in app.url_map.iter_rules()
@@ -119,6 +123,18 @@ def test_its_schemas_are_json_schemas_that_refer_to_each_other() -> None:
         jsonschema.Draft202012Validator.check_schema(schema)
     referred = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
     assert referred <= document["components"]["schemas"].keys()
+
+
+def test_links_lead_to_operations_and_come_from_what_an_answer_has() -> None:
+    operations = {route.operation_id: route for route in ROUTES}
+    assert len(operations) == len(ROUTES), "ids are unique"
+    for route in ROUTES:
+        for operation, places in route.links.items():
+            wanted = {parameter["name"] for parameter in operations[operation].parameters}
+            assert places.keys() <= wanted
+            (body, *_) = route.answers[200]
+            for place in places.values():
+                assert place.split("/")[1] in attrs.fields_dict(body.kind)
 
 
 def values_of(schema: dict[str, Any]) -> list[Any]:

@@ -11,9 +11,9 @@ import pytest
 from helpers_grammars import accepts, compiled, smollm2, tokenizer, walk
 from trioserve.config import StructuredOutputsConfig
 from trioserve.grammars.checking import Setup, check
+from trioserve.parsers.forced_calls import CallScanner
 from trioserve.server.protocol.tool_schemas import MAX_CALLS, arguments_form, calls_form
 from trioserve.server.protocol.tools import FunctionDefinition
-from trioserve.parsers.forced_calls import CallScanner
 
 if TYPE_CHECKING:
     from trioserve.structured_outputs import StructuredOutputsParams

@@ -131,6 +131,8 @@ def _matches_first(value: Any, arguments: tuple[Any, ...]) -> bool:
     item = arguments[0]
     if _is_union(item):
         return any(_matches_shape(value[0], kind) for kind in get_args(item))
+    if _is_literal(item):  # a wrong one is the item's error, not the list's
+        return type(value[0]) in map(type, get_args(item))
     return _matches_shape(value[0], item)
 
 

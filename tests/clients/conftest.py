@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import pytest
 from endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def _endpoint(name: str) -> Endpoint:
@@ -30,7 +34,7 @@ def tools() -> Endpoint:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left_behind(request: pytest.FixtureRequest) -> None:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """When a client is done, so is the server."""
     yield
     for name in ("text", "tools"):

@@ -260,7 +260,7 @@ class Adapters:
                 if adapter.is_listed:
                     self._unlist(adapter)
         for module in self._sent:
-            if module.name not in self._kept:
+            if module.name not in self._kept and module.name not in failed:
                 client.tell("unload_lora", module.name)
 
 

@@ -77,12 +77,13 @@ class OutputChannel:
     _error: Exception | None = attrs.field(default=None, init=False)
     _consumer: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _deliver: Callable[[RequestOutput], bool] | None = attrs.field(default=None, init=False)
-    """Of a consumer in `forward`. Only while that is parked: one that was woken, or cancelled, wants no more."""
+    """Of a consumer in `forward`. Only while that is parked: one that was woken, or cancelled, wants none."""
 
     @property
     def round_has_ended(self) -> bool:
         """Every completion has ended; their last output may not have been taken yet."""
-        for completion in self.completions:  # asked once per token: an `all` would cost more than the rest
+        # Here and in `has_news`, which are asked for each token, a generator would cost more than the rest.
+        for completion in self.completions:  # noqa: SIM110
             if completion.finish_reason is None:
                 return False
         return True
@@ -111,7 +112,7 @@ class OutputChannel:
             return True
         if self.kind is RequestOutputKind.FINAL_ONLY:
             return self.finished
-        for completion in self.completions:
+        for completion in self.completions:  # noqa: SIM110
             if completion.has_news:
                 return True
         return False
@@ -166,7 +167,10 @@ class OutputChannel:
     def take_nowait(self) -> RequestOutput:
         """As `take`, where `has_news` is true."""
         self.check()
-        finished = self.exhausted = self.finished
+        self.exhausted = self.finished
+        return self._output(finished=self.exhausted)
+
+    def _output(self, *, finished: bool) -> RequestOutput:
         everything = self.kind is RequestOutputKind.FINAL_ONLY or (
             finished and self.kind is RequestOutputKind.CUMULATIVE
         )
@@ -188,8 +192,8 @@ class OutputChannel:
         has to be woken for it. `deliver` must not wait.
 
         Returns once `deliver` has returned False, or there is something that only `take` gives: the last
-        output, an error, also one that `deliver` has raised, or news that are there already. A checkpoint only
-        where it waits. After a cancellation `deliver` is not called any more.
+        output, an error (also one that `deliver` has raised), or news that are there already. A checkpoint
+        only where it waits. After a cancellation `deliver` is not called any more.
         """
         if not self.has_news:
             self._deliver = deliver
@@ -202,8 +206,8 @@ class OutputChannel:
         if self._deliver is None or not self._consumer or self._error is not None or self.finished:
             return False
         try:
-            return self._deliver(self.take_nowait())
-        except Exception as error:  # of the consumer's making, and for the consumer: not for whoever brings news
+            return self._deliver(self._output(finished=False))
+        except Exception as error:  # the consumer's to handle, and not of whoever brings news
             self._error = error
             return False
 

@@ -42,8 +42,8 @@ class Tokenizer:
         self._to_bytes = _token_decoder(backend)
         self.token_text: Callable[[int], str] = lru_cache(_TOKEN_CACHE_SIZE)(self._token_text)
         self.plain_text: Callable[[int], str | None] = lru_cache(_TOKEN_CACHE_SIZE)(self._plain_text)
-        """What this token adds to any text that ends with a whole character; None where that cannot be said of
-        the token alone."""
+        """What this token adds to any text that ends with a whole character; None where that cannot be said
+        of the token alone."""
         self._added_ids = frozenset(self.added_tokens.values())
         self._joins_bytes = _decoder_settings(backend).get("type") == "ByteLevel"
 
@@ -90,8 +90,8 @@ class Tokenizer:
         return self.backend.id_to_token(token_id) or ""
 
     def _plain_text(self, token_id: int) -> str | None:
-        # A byte-level decoder joins the bytes of tokens, whatever is beside them. Not so others, which look for
-        # beginnings and fill in spaces; and added tokens, which may be special, are the library's to decide.
+        # A byte-level decoder joins the bytes of tokens, whatever is beside them. Others look for beginnings
+        # and fill in spaces; and added tokens may be special.
         if not self._joins_bytes or token_id in self._added_ids:
             return None
         text = self.backend.decode([token_id], skip_special_tokens=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +11,7 @@ from trioserve.outputs import FinishReason
 from trioserve.worker.batch import LogprobRow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from trioserve.core.stats import CoreStats
     from trioserve.core.step_result import StepResult

@@ -68,8 +68,10 @@ _QWEN3_XML = CallFormat(
 _HERMES = CallFormat(
     name="hermes",
     signs=(("<tool_call>",),),
-    opening=_opening("<tool_call>"),
-    spellings=(_objects(_SPACE, after=_SPACE, closing="</tool_call>"),),
+    # Small models of this family, such as Qwen2.5-Coder, write the bare object, or a block of code with it.
+    opening=_opening("<tool_call>", rf"```(?:json)?{_SPACE}(?=\{{)"),
+    start=regex.compile(rf"{_SPACE}(?=\{{)"),
+    spellings=(_objects(_SPACE, after=_SPACE, closing="(?:</tool_call>|```)"),),
     marks=("<tool_call>", "</tool_call>"),
     strict=StrictForm(
         trigger="<tool_call>",

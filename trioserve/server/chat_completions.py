@@ -100,7 +100,7 @@ class ChatChunks:
         for completion in output.outputs:
             self._usage.completion_tokens += len(completion.token_ids)
             parts = self._readers[completion.index].read(completion)
-            if self._is_text_alone(completion, parts):
+            if self._is_text_alone(parts, completion):
                 frames += [self._text_frame(completion.index, part.text) for part in parts]
             else:
                 usage = self._running_usage()
@@ -137,7 +137,7 @@ class ChatChunks:
         return told
 
     def _is_text_alone(
-        self, completion: CompletionOutput, parts: Sequence[Part]
+        self, parts: Sequence[Part], completion: CompletionOutput
     ) -> TypeGuard[Sequence[TextPart]]:
         """Nothing else is to be said of this output, as of nearly all."""
         says_more = completion.finish_reason is not None or self._shows_tokens or self._wants_continuous_usage

@@ -223,7 +223,7 @@ class CompletionChunks:
             return text_frame(completion.text)
         choice = self._choices.write(prompt_index, output, completion)
         if not (self._always_writes or self._wants_continuous_usage):
-            # The first piece of a choice may say more, and the last one does; between them there is only text.
+            # The first piece of a choice may say more, and the last one does; between them is only text.
             self._text_frames[index] = self._framing.text_frames(
                 lambda text: CompletionChoice(index=index, text=text)
             )

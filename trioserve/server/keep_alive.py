@@ -37,7 +37,7 @@ class KeepAliveSender:
         interval: float,
         send_now: SendNow | None = None,
     ) -> None:
-        """`interval` in seconds; infinity: no comments. `send_now` is what the server offers beside `send`."""
+        """`interval` in seconds; infinity: no comments. `send_now` is what the server may have besides."""
         self._send = send
         self._send_now = send_now
         self._unsent: Unsent | None = None  # of the last frame, from when it was sent in part to when it is

@@ -7,7 +7,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ import attrs
 import msgspec
 from quart import Response
 
-from trioserve.server.openapi_routes import Body, Route
+from trioserve.server.openapi_route import Body, Route
 from trioserve.server.openapi_schemas import SchemaWriter
 from trioserve.server.protocol.refusals import HARMLESS
 from trioserve.version import __version__
@@ -105,8 +105,16 @@ def _response(route: Route, status: int, bodies: Sequence[Body], schemas: Schema
         "description": HTTPStatus(status).phrase,
         "headers": {"X-Request-Id": _REQUEST_ID},
     }
-    content = {body.media_type: _media_type(route, body, schemas) for body in bodies}
-    return response | ({"content": content} if content else {})
+    if bodies:
+        response["content"] = {body.media_type: _media_type(route, body, schemas) for body in bodies}
+    if route.links and status == HTTPStatus.OK:
+        response["links"] = {operation: _link(operation, places) for operation, places in route.links.items()}
+    return response
+
+
+def _link(operation: str, places: Mapping[str, str]) -> dict[str, Any]:
+    parameters = {name: f"$response.body#{place}" for name, place in places.items()}
+    return {"operationId": operation, "parameters": parameters}
 
 
 def _media_type(route: Route, body: Body, schemas: SchemaWriter) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-import attrs
-
 from trioserve.frontend.control import PauseMode, WakeTag
+from trioserve.server.openapi_route import Body, Route
 from trioserve.server.protocol.anthropic_answers import (
     AnthropicErrorResponse,
     AnyEvent,
@@ -17,7 +15,6 @@ from trioserve.server.protocol.anthropic_answers import (
 from trioserve.server.protocol.anthropic_readers import COUNT_TOKENS_READER, MESSAGES_READER
 from trioserve.server.protocol.chat import ChatCompletion, ChatCompletionChunk
 from trioserve.server.protocol.completions import Completion, CompletionChunk
-from trioserve.server.protocol.errors import ErrorResponse
 from trioserve.server.protocol.generate import (
     GENERATE_READER,
     Generated,
@@ -27,7 +24,6 @@ from trioserve.server.protocol.generate import (
 from trioserve.server.protocol.lora import LOAD_LORA_READER, UNLOAD_LORA_READER
 from trioserve.server.protocol.models import ModelCard, ModelList
 from trioserve.server.protocol.readers import CHAT_BATCH_READER, CHAT_READER, COMPLETION_READER
-from trioserve.server.protocol.reading import RequestReader
 from trioserve.server.protocol.responses import (
     DeletedResponse,
     InputItemList,
@@ -45,48 +41,12 @@ from trioserve.server.protocol.tokenization import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trioserve.server.protocol.reading import RequestReader
     from trioserve.server_args import ServerArgs
 
-__all__ = ["ROUTES", "Body", "Route", "routes_of"]
-
-
-@attrs.frozen
-class Body:
-    """What an answer may be."""
-
-    media_type: str
-    kind: Any
-    """An attrs class or a union of them, of a stream those of its events; or a schema, as a dict."""
-    ends_with_done: bool = False
-    """The data of a stream's last event is `[DONE]`."""
-
-    @classmethod
-    def json(cls, kind: Any) -> Body:
-        return cls("application/json", kind)
-
-    @classmethod
-    def events(cls, kind: Any, *, ends_with_done: bool = True) -> Body:
-        """A stream whose events are those of `kind`, or the route's error."""
-        return cls("text/event-stream", kind, ends_with_done)
-
-
-@attrs.frozen(kw_only=True)
-class Route:
-    path: str
-    method: str
-    operation_id: str
-    summary: str
-    answers: Mapping[int, tuple[Body, ...]]
-    """Status -> what may come with it."""
-    failures: frozenset[int] = frozenset()
-    """Statuses that come with an error object, beside those that any route may have."""
-    error: type = ErrorResponse
-    """The error object: that of OpenAI's API, or of the API that the route belongs to."""
-    flag: str | None = None
-    """The field of `ServerArgs` without which there is no such route."""
-    reader: RequestReader[Any] | tuple[RequestReader[Any], ...] | None = None
-    """Of the request's body; where it may be one of several kinds, of each."""
-    parameters: tuple[Mapping[str, Any], ...] = ()
+__all__ = ["ROUTES", "routes_of"]
 
 
 _TEXT = Body("text/plain", {"type": "string"})
@@ -215,6 +175,10 @@ _RESPONSES = (
         path="/v1/responses", method="post", operation_id="create_response",
         summary="Go on with a conversation, by items", answers={200: (_RESPONSE, _RESPONSE_EVENTS)},
         failures=_GENERATION_FAILURES, reader=RESPONSES_READER,
+        links={
+            operation: {"response_id": "/id"}
+            for operation in ("retrieve_response", "delete_response", "cancel_response", "list_input_items")
+        },
     ),
     _post(
         "/v1/responses/input_tokens", "count_input_tokens", "How many tokens the prompt would have",
@@ -270,7 +234,10 @@ ROUTES = (
     _not_stored("/{completion_id}/messages", "get", "list_stored_messages"),
     *_RESPONSES,
     _generation("completions", "Go on with a text", COMPLETION_READER, Completion, CompletionChunk),
-    _get("/v1/models", "list_models", "The names that the model is served under", Body.json(ModelList)),
+    _get(
+        "/v1/models", "list_models", "The names that the model is served under", Body.json(ModelList),
+        links={"retrieve_model": {"model": "/data/0/id"}},
+    ),
     _get(
         "/v1/models/{model}", "retrieve_model", "One of them", Body.json(ModelCard),
         failures=frozenset({404}), parameters=(_MODEL,),

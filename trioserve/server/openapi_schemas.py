@@ -162,6 +162,7 @@ _PLACES = {
     "items": {"array"},
     "maxProperties": {"object"},
     "propertyNames": {"object"},
+    "enum": {"string", "integer", "number", "boolean", "null", "array", "object"},
 }
 """Keyword -> the types that it is about."""
 

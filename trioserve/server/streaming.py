@@ -25,7 +25,8 @@ __all__ = ["ChunkWriter", "EventStream", "start_stream"]
 
 
 class ChunkWriter(Protocol):
-    """An API's way of writing outputs as frames. Nothing here waits."""
+    """An API's way of writing outputs as frames. Nothing here waits, and `write` is called in any task: it
+    knows no request context (`quart.request`)."""
 
     def write(self, prompt_index: int, output: RequestOutput) -> bytes:
         """All frames of an output, joined; may be empty.

@@ -34,7 +34,7 @@ _converter = make_converter(forbid_extra_keys=False)
 
 def _above_zero(_: object, attribute: attrs.Attribute[Any], value: float) -> None:
     if not 0 < value < math.inf:
-        raise ValueError(f"must be above 0, got {value!r}")
+        raise ValueError(f"{attribute.name} must be above 0, got {value!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -87,7 +87,8 @@ def read_adapter_config(path: Path) -> AdapterConfig:
         config = _converter.structure(given, AdapterConfig)
     except Exception as error:  # cattrs raises groups of whatever went wrong
         problem = find_problems(error)[0]
-        raise ModelSourceError(f"{path} is damaged: {problem.path} {problem.message}.") from error
+        found = f"{problem.path} {problem.message}".strip()
+        raise ModelSourceError(f"{path} is damaged: {found}.") from error
     _check(config, raw)
     return config
 

@@ -80,7 +80,9 @@ def test_blocks_and_a_conversation(talker: anthropic.Anthropic, text: Endpoint) 
         {"role": "assistant", "content": [{"type": "text", "text": "Paris."}]},
         {"role": "user", "content": "And what is the name of its river?"},
     ]
-    message = talker.messages.create(**ask(text, system=[{"type": "text", "text": "Be brief."}], messages=messages))
+    message = talker.messages.create(
+        **ask(text, system=[{"type": "text", "text": "Be brief."}], messages=messages)
+    )
     assert message.content[0].text
 
 
@@ -146,9 +148,9 @@ def test_a_wrong_key(text: Endpoint) -> None:
 
 
 async def test_the_asynchronous_client_and_leaving(text: Endpoint) -> None:
-    async with anthropic.AsyncAnthropic(base_url=text.url, api_key=text.key, max_retries=0) as client:
-        async with client.messages.stream(**ask(text, "Count to 1000.", max_tokens=1000)) as stream:
-            async for piece in stream.text_stream:
-                assert piece
-                break
+    async with (
+        anthropic.AsyncAnthropic(base_url=text.url, api_key=text.key, max_retries=0) as client,
+        client.messages.stream(**ask(text, "Count to 1000.", max_tokens=1000)) as stream,
+    ):
+        assert await anext(stream.text_stream)
     text.wait_until_idle()

@@ -38,7 +38,9 @@ def test_chat_whole_and_streamed(client: InferenceClient, tools: Endpoint) -> No
     whole = client.chat.completions.create(**request)
     chunks = list(client.chat_completion(**request, stream=True))
     assert "Paris" in whole.choices[0].message.content
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    )
     assert whole.usage.completion_tokens > 0
 
 

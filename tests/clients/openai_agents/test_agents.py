@@ -55,9 +55,7 @@ async def test_text(model: Model) -> None:
 async def test_a_stream(model: Model) -> None:
     agent = Agent(name="Guide", instructions="Be brief.", model=model, model_settings=SETTINGS)
     result = Runner.run_streamed(agent, "What is the capital of France?")
-    kinds = [
-        event.data.type async for event in result.stream_events() if event.type == "raw_response_event"
-    ]
+    kinds = [event.data.type async for event in result.stream_events() if event.type == "raw_response_event"]
     assert "Paris" in result.final_output
     assert kinds.count("response.output_text.delta") > 1
     assert kinds[-1] == "response.completed"

@@ -42,7 +42,9 @@ def test_a_stream_says_the_same(talker: openai.OpenAI, text: Endpoint) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     with talker.chat.completions.create(**ask(text), **options) as stream:
         *chunks, last = list(stream)
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    )
     assert [chunk.usage for chunk in chunks] == [None] * len(chunks)
     assert last.choices == []
     # The second request finds the prompt's blocks in the cache, which is the only difference.

@@ -39,9 +39,10 @@ def test_echo_and_logprobs_line_up(talker: openai.OpenAI, text: Endpoint) -> Non
     logprobs = choice.logprobs
     assert len(logprobs.tokens) == answer.usage.total_tokens
     assert "".join(logprobs.tokens) == choice.text
-    assert [choice.text[offset:].startswith(token) for offset, token in zip(
-        logprobs.text_offset, logprobs.tokens, strict=True
-    )] == [True] * len(logprobs.tokens)
+    assert [
+        choice.text[offset:].startswith(token)
+        for offset, token in zip(logprobs.text_offset, logprobs.tokens, strict=True)
+    ] == [True] * len(logprobs.tokens)
     assert logprobs.token_logprobs[0] is None
     assert all(value <= 0 for value in logprobs.token_logprobs[1:])
 

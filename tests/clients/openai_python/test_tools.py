@@ -61,7 +61,9 @@ def test_the_helper_for_streams(caller: openai.OpenAI, tools: Endpoint, choice: 
     assert calls_of(final.message) == calls_of(whole.message) == [("get_weather", {"city": "Paris"})]
     assert final.finish_reason == "tool_calls"
     deltas = [event for event in events if event.type == "tool_calls.function.arguments.delta"]
-    assert "".join(event.arguments_delta for event in deltas) == whole.message.tool_calls[0].function.arguments
+    assert (
+        "".join(event.arguments_delta for event in deltas) == whole.message.tool_calls[0].function.arguments
+    )
     (done,) = (event for event in events if event.type == "tool_calls.function.arguments.done")
     assert done.name == "get_weather"
     assert done.parsed_arguments == {"city": "Paris"}

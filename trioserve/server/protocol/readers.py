@@ -170,7 +170,7 @@ def _batch_conflicts(request: ChatBatchRequest) -> list[Problem]:
     problems += [
         Problem(name, f"{name} must be null or false in a batch: nothing tells whose it would be.")
         for name in _NOT_IN_BATCH
-        if getattr(request, name) not in (None, False)
+        if (value := getattr(request, name)) is not None and value is not False  # 0 is neither
     ]
     return problems or _chat_field_conflicts(request)
 
@@ -293,7 +293,9 @@ CHAT_BATCH_READER = RequestReader(
     kind=ChatBatchRequest,
     ranges=_CHAT_RANGES | {"n": _renamed("n", to="n").evolve(validator=integer("1 in a batch", 1, 1))},
     refusals=CHAT_REFUSALS,
-    shapes=_SHAPES | {"messages": {"minItems": 1, "maxItems": MAX_PROMPTS}},
+    shapes=_SHAPES
+    | {"messages": {"minItems": 1, "maxItems": MAX_PROMPTS}}
+    | {name: {"enum": [None, False]} for name in _NOT_IN_BATCH},
     oversized=_oversized_batch,
     conflicts=_batch_conflicts,
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from endpoint import Endpoint
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+if TYPE_CHECKING:
+    from endpoint import Endpoint
 
 
 class TestChatModel(ChatModelIntegrationTests):
