@@ -15,6 +15,8 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve as serve_stock
 
+from trioserve.server.errors import describe
+from trioserve.server.framing import last_frames
 from trioserve.server.http import HttpLimits, serve_http
 from trioserve.server.request_scope import App, request_stack
 from trioserve.server.sse import sse_response
@@ -244,6 +246,9 @@ class Gate:
             return await self._frames.receive()
         except trio.EndOfChannel:
             return None
+
+    def last_frames(self, error: Exception) -> bytes:
+        return last_frames(describe(error).detail)
 
 
 class Flood:

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from helpers_http import Client, Gate, Probe, get, serving, start_stream, stock_hypercorn
-from trioserve.server.errors import deadline_exceeded, install_error_handler
+from trioserve.server.errors import deadline_exceeded, describe, install_error_handler
+from trioserve.server.framing import last_frames
 from trioserve.server.request_scope import App, request_deadline, request_stack
 from trioserve.server.sse import sse_response
 
@@ -213,6 +214,9 @@ class InTime:
         self._deadline.end_by(trio.current_time(), deadline_exceeded)
         await trio.lowlevel.cancel_shielded_checkpoint()
         return b"data: x\n\n"
+
+    def last_frames(self, error: Exception) -> bytes:
+        return last_frames(describe(error).detail)
 
 
 async def test_out_of_time_as_the_first_frame_is_written(probe: Probe) -> None:

@@ -136,7 +136,8 @@ def test_the_limits_the_documents_state_are_the_defaults() -> None:
 def _shown(default: float) -> str:
     """Times are floats, and sizes integers."""
     if isinstance(default, float):
-        return f"{default:g} s"
+        days = default / 86400
+        return f"{days:g} days" if days >= 1 and days.is_integer() else f"{default:g} s"
     for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
         if default % size == 0:
             return f"{default // size} {unit}"

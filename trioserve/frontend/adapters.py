@@ -77,7 +77,7 @@ class Adapters:
     again."""
 
     # Invariants: _by_name has the listed ones; _kept has these and the held ones, by key, and at most
-    # max_loaded when one begins to be loaded (one that is replaced makes room only when the new one is there).
+    # max_loaded when one begins to be loaded (one that is replaced makes room once the new one is there).
 
     def __init__(self, config: EngineConfig, get_client: Callable[[], EngineCoreClient]) -> None:
         """`get_client` raises EngineDeadError, EngineRestartingError or ClosedError where there is no

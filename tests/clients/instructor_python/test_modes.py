@@ -48,7 +48,8 @@ def ask(endpoint: Endpoint) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 def test_an_object(client: openai.OpenAI, tools: Endpoint, mode: instructor.Mode) -> None:
     patched = instructor.from_openai(client, mode=mode)
-    assert patched.chat.completions.create(**ask(tools), response_model=Person) == Person(name="Bob", age=42)
+    person = patched.chat.completions.create(**ask(tools), response_model=Person)
+    assert person.model_dump() == {"name": "Bob", "age": 42}
 
 
 @pytest.mark.parametrize("mode", MODES[:4], ids=lambda mode: mode.name)
@@ -62,4 +63,4 @@ def test_an_object_as_it_comes(client: openai.OpenAI, tools: Endpoint, mode: ins
 def test_a_list_of_objects(client: openai.OpenAI, tools: Endpoint) -> None:
     patched = instructor.from_openai(client, mode=instructor.Mode.TOOLS)
     people = list(patched.chat.completions.create_iterable(**ask(tools), response_model=Person))
-    assert Person(name="Bob", age=42) in people
+    assert {"name": "Bob", "age": 42} in [person.model_dump() for person in people]

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def _client(endpoint: Endpoint) -> openai.OpenAI:
-    return openai.OpenAI(base_url=endpoint.api, api_key=endpoint.key, max_retries=0)
+    # Strict: what is not as the client's own types say is an error.
+    return openai.OpenAI(
+        base_url=endpoint.api, api_key=endpoint.key, max_retries=0, _strict_response_validation=True
+    )
 
 
 @pytest.fixture

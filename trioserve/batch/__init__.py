@@ -1,0 +1,1 @@
+"""Batch files: a request on each line in, a result on each line out."""
