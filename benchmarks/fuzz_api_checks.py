@@ -63,10 +63,12 @@ def _with_few_fields(body: dict[str, Any], start: int) -> dict[str, Any]:
 def _with_contents(body: dict[str, Any]) -> dict[str, Any]:
     """Neither a prompt nor a message may be empty, and `n` of them are work for all."""
     changed = dict(body)
-    for name in ("input", "prompt"):
-        if name in body:
-            changed[name] = body[name] or "Hi"
-    if isinstance(body.get("messages"), list):
+    if "prompt" in body:
+        changed["prompt"] = body["prompt"] or "Hi"
+        changed.pop("messages", None)  # one of them is enough for the routes that take either
+    if "input" in body:
+        changed["input"] = body["input"] if isinstance(body["input"], str) and body["input"] else "Hi"
+    if isinstance(changed.get("messages"), list):
         changed["messages"] = [_as_message(message) for message in body["messages"]]
     if body.get("n"):
         changed["n"] = min(body["n"], 3)

@@ -34,7 +34,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{__version__}\n"
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("serve", "chat", "complete", "doctor"):
+    for command in ("serve", "chat", "complete", "run-batch", "doctor"):
         assert f"\n  {command} " in shown
     assert main([]) == 2
 
@@ -43,7 +43,7 @@ def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serv"]) == 2
     assert capsys.readouterr().err == "trioserve: 'serv': unknown command; did you mean serve?\n"
     assert main(["bake"]) == 2
-    assert capsys.readouterr().err.endswith("the commands are serve, chat, complete, doctor\n")
+    assert capsys.readouterr().err.endswith("the commands are serve, chat, complete, run-batch, doctor\n")
 
 
 def failing_chat(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

@@ -102,7 +102,7 @@ async def test_the_api_inside_somebody_elses_application_under_stock_hypercorn(
 
 
 def test_every_flag_the_documents_name_exists() -> None:
-    commands = ("serve", "chat", "doctor")
+    commands = ("serve", "chat", "run-batch", "doctor")
     help_text = "".join(run([sys.executable, "-m", "trioserve", name, "--help"]) for name in commands)
     help_text += "".join(script.read_text() for script in ROOT.glob("benchmarks/*.py"))
     for document in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:

@@ -21,23 +21,30 @@ class _Tqdm(tqdm):  # type: ignore[misc]  # tqdm has no types
 
 
 class ProgressBar(AbstractContextManager["ProgressBar"]):
-    """Counts finished completions, and estimates tokens per second since it was made."""
+    """Counts what is finished, and estimates tokens per second since it was made."""
 
-    def __init__(self, total: int, use_tqdm: bool | Callable[..., Any]) -> None:
-        """`use_tqdm`: see `trioserve.llm.UseTqdm`."""
+    def __init__(
+        self,
+        total: int | None,
+        use_tqdm: bool | Callable[..., Any],
+        *,
+        what: str = "Processed prompts",
+        unit: str = "it",
+    ) -> None:
+        """`total` None: nobody knows. `use_tqdm`: see `trioserve.llm.UseTqdm`. `what` is counted in `unit`s."""
         self._bar: Any = None
         self._started = time.monotonic()
         self._input_tokens = 0
         self._output_tokens = 0
-        if use_tqdm and total:
+        if use_tqdm and total != 0:
             make_bar = _Tqdm if use_tqdm is True else use_tqdm
             self._bar = make_bar(
-                total=total, desc="Processed prompts", dynamic_ncols=True, postfix=self._speed()
+                total=total, desc=what, unit=unit, dynamic_ncols=True, postfix=self._speed()
             )
 
     def advance(self, output: RequestOutput) -> None:
         """Count a finished request: all of its completions."""
-        self._count(
+        self.count(
             len(output.outputs),
             len(output.prompt_token_ids) * len(output.outputs),
             sum(len(completion.token_ids) for completion in output.outputs),
@@ -46,9 +53,10 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     def advance_search(self, output: BeamSearchOutput) -> None:
         """Count a finished beam search: one prompt, and the sequences that it found."""
         num_output_tokens = sum(len(sequence.output_token_ids) for sequence in output.sequences)
-        self._count(1, len(output.prompt_token_ids), num_output_tokens)
+        self.count(1, len(output.prompt_token_ids), num_output_tokens)
 
-    def _count(self, number: int, num_input_tokens: int, num_output_tokens: int) -> None:
+    def count(self, number: int, num_input_tokens: int, num_output_tokens: int) -> None:
+        """So many are finished, with so many tokens in all."""
         if self._bar is None:
             return
         self._input_tokens += num_input_tokens

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 import msgspec
 
 from trioserve.errors import TrioserveError
+from trioserve.server.protocol.lists import shorten
 from trioserve.validators import shown
 
-__all__ = ["URLS", "BatchRequest", "Reply", "Result", "WrongLineError", "WrongLine", "parse_request"]
+__all__ = ["URLS", "BatchRequest", "Reply", "Result", "WrongLine", "WrongLineError", "parse_request"]
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """What may be asked for: answers with one body, and nothing that outlives them."""
@@ -116,17 +116,18 @@ class _Fields:
         return WrongLineError(self.number, code, problem, self.custom_id)
 
     def text(self, name: str) -> str:
-        value = _decode(self._value(name))
-        if not isinstance(value, str):
-            raise self.error("invalid_line", f"{name} must be a string, got {shown(value)}.")
-        return value
+        value = self._value(name)
+        try:
+            return msgspec.json.decode(value, type=str)
+        except msgspec.DecodeError:
+            raise self.error("invalid_line", f"{name} must be a string, got {_shown(value)}.") from None
 
     def body(self) -> bytes:
         body = self._value("body")
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except msgspec.DecodeError:
-            raise self.error("invalid_line", f"body must be an object, got {shown(_decode(body))}.") from None
+            raise self.error("invalid_line", f"body must be an object, got {_shown(body)}.") from None
         for name in ("stream", "background"):
             if name in fields and bytes(fields[name]) == b"true":
                 raise self.error(f"{name}_not_supported", f"body.{name} must not be true in a batch.")
@@ -140,7 +141,7 @@ class _Fields:
 
 def _object(number: int, content: bytes) -> Mapping[str, msgspec.Raw]:
     try:
-        text = content.removeprefix(_BYTE_ORDER_MARK) if number == 1 else content
+        text = (content.removeprefix(_BYTE_ORDER_MARK) if number == 1 else content).decode()
         return msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except RecursionError:
         problem = "it is nested too deeply."
@@ -149,9 +150,9 @@ def _object(number: int, content: bytes) -> Mapping[str, msgspec.Raw]:
     raise WrongLineError(number, "invalid_json", problem)
 
 
-def _decode(value: msgspec.Raw) -> Any:
-    """Of a part of JSON that was found to be well formed."""
-    return msgspec.json.decode(value)
+def _shown(value: msgspec.Raw) -> str:
+    """JSON as it was given."""
+    return shorten(bytes(value).decode())
 
 
 def _new_id() -> str:

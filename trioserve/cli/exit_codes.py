@@ -18,5 +18,7 @@ class ExitCode(IntEnum):
     ENGINE_DEAD = 3
     """The engine core died, and was not or could not be restarted. Whatever else happens to a server: after
     this its exit code is this."""
+    LINES_FAILED = 4
+    """Of `run-batch`: it went through, and lines of the output are errors."""
     INTERRUPTED = 130
     """Ctrl-C; of `serve`, a signal during the start, or a second one during the drain."""

@@ -20,7 +20,7 @@ from trioserve.args import RETIRED
 from trioserve.errors import InvalidConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["FlagParser", "flag_of"]
 
@@ -48,11 +48,13 @@ class FlagParser(argparse.ArgumentParser):
 
     # Declaring
 
-    def add_schema(self, schema: type[Any], title: str) -> None:
-        """A flag for every field of this attrs class; `model` may also be given without one."""
+    def add_schema(self, schema: type[Any], title: str, *, only: Collection[str] | None = None) -> None:
+        """A flag for every field of this attrs class, or for these; `model` may also be given without one."""
         group = self.add_argument_group(title)
         hints = get_type_hints(schema)
         for attribute in attrs.fields(schema):
+            if only is not None and attribute.name not in only:
+                continue
             help_text = _with_default(attribute.metadata["help"], attribute.default)
             if attribute.name == "model":
                 self.usage = f"{self.prog} [MODEL] [flags]"

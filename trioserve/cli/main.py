@@ -30,6 +30,7 @@ commands:
   serve      serve a model over HTTP, with the OpenAI API
   chat       talk to a model in the terminal
   complete   let a model continue a text
+  run-batch  answer a file of requests, and write a file of answers
   doctor     tell whether a model can be served here, and show a step of the engine
 
 `trioserve COMMAND --help` lists the flags of a command, `trioserve --version` tells the version.
@@ -39,6 +40,7 @@ _COMMANDS = {
     "serve": "trioserve.cli.serve_command",
     "chat": "trioserve.cli.chat",
     "complete": "trioserve.cli.complete",
+    "run-batch": "trioserve.cli.run_batch_command",
     "doctor": "trioserve.cli.doctor",
 }
 """Modules with a `run(arguments) -> int`."""
