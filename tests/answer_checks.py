@@ -18,7 +18,7 @@ from trioserve.server.openapi_routes import ROUTES
 from trioserve.server.protocol.anthropic_answers import AnthropicErrorResponse
 from trioserve.server.protocol.errors import ErrorResponse
 
-__all__ = ["NOWHERE", "Answer", "Operation", "WrongAnswerError", "operations"]
+__all__ = ["NOWHERE", "NOWHERE_OF_ANTHROPIC", "Answer", "Operation", "WrongAnswerError", "operations"]
 
 
 class WrongAnswerError(Exception):
@@ -37,8 +37,11 @@ class Operation:
     """Its errors are OpenAI's."""
 
 
-NOWHERE = Operation("", "", {}, is_openai=False)
+NOWHERE = Operation("", "", {})
 """There is no such route, or not with this method."""
+
+NOWHERE_OF_ANTHROPIC = Operation("", "", {}, is_openai=False)
+"""The same, below the paths of Anthropic's API."""
 
 
 @cache
@@ -89,11 +92,9 @@ def _narrowed(schema: Any, value: Any) -> Any:
     return schema
 
 
-_ERROR = {
-    "anyOf": [
-        {"$ref": f"#/components/schemas/{kind.__name__}"} for kind in (ErrorResponse, AnthropicErrorResponse)
-    ]
-}
+def _error(*, is_openai: bool) -> Any:
+    kind = ErrorResponse if is_openai else AnthropicErrorResponse
+    return {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
 
 
 @attrs.define
@@ -149,9 +150,9 @@ class Answer:
 
     def _described(self) -> Mapping[str, Any]:
         """What is said of answers of this status and media type."""
-        if self.operation is NOWHERE:
+        if not self.operation.responses:
             self._check(self.status >= 400, "there is no such route")
-            return {"schema": _ERROR}
+            return _error(is_openai=self.operation.is_openai)
         contents = self.operation.responses.get(str(self.status), {}).get("content", {})
         self._check(self.media_type in contents, "the description says nothing of such answers")
         described: Mapping[str, Any] = contents[self.media_type]

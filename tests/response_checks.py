@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from werkzeug.exceptions import HTTPException
 
-from answer_checks import NOWHERE, Answer, Operation, WrongAnswerError, operations
+from answer_checks import NOWHERE, NOWHERE_OF_ANTHROPIC, Answer, Operation, WrongAnswerError, operations
+from trioserve.server.error_envelopes import is_anthropic
 from trioserve.server.request_scope import App
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def operation_of(app: App, method: str, path: str) -> Operation | None:
     try:
         rule, _ = app.url_map.bind("").match(path, method, return_rule=True)
     except HTTPException:
-        return NOWHERE
+        return NOWHERE_OF_ANTHROPIC if is_anthropic(path) else NOWHERE
     return operations().get((method.lower(), template_of(rule.rule)))
 
 

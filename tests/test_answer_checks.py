@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from quart import Response
 
-from answer_checks import NOWHERE, Answer, Operation, WrongAnswerError, operations
+from answer_checks import NOWHERE, NOWHERE_OF_ANTHROPIC, Answer, Operation, WrongAnswerError, operations
 from helpers_api import Client, FakeLLM
 from openai_schemas import check_schema, openai_schema
 from trioserve.server.openapi_routes import ROUTES
@@ -131,6 +131,16 @@ async def test_every_key_of_an_event_of_responses_is_missed() -> None:
 def test_a_stream_that_is_out_of_order_is_found(text: bytes, what: str) -> None:
     with pytest.raises(WrongAnswerError, match=what):
         judge(operations()["post", "/v1/completions"], text, "text/event-stream")
+
+
+async def test_where_no_route_is_errors_are_those_of_the_path_s_api(wrong_answers: WrongAnswers) -> None:
+    client = Client(FakeLLM())
+    for path, is_openai in (("/v1/nothing", True), ("/v1/messages", False), ("/v1/messages/nothing", False)):
+        assert ("type" in (await client.get(path)).json) != is_openai
+    assert not wrong_answers.take()
+    for operation in (NOWHERE, NOWHERE_OF_ANTHROPIC):
+        with pytest.raises(WrongAnswerError):
+            judge(operation, b'{"error": {"message": "x"}, "type": "error"}', status=404)
 
 
 async def test_what_an_application_answers_is_looked_at(wrong_answers: WrongAnswers) -> None:

@@ -38,7 +38,8 @@ async def test_a_large_body_is_read_whole() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b'{"input": "x"}', "The body must have one of messages, prompt"),
+        (b'{"text": "x"}', "The body must have one of messages, prompt"),
+        (b'{"input": "x"}', "input is not served here: responses are made by POST /v1/responses"),
         (b"[]", "is not a JSON object"),
         (b'{"prompt": ', "is not a JSON object"),
         (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested"),

@@ -112,7 +112,7 @@ def test_defaults_of_several_values_are_shown_as_they_are_given(capsys: pytest.C
     with pytest.raises(SystemExit):
         parse(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "[/health /health/live /health/ready /ping]" in text
+    assert "[/health /health/live /health/ready /ping /docs]" in text
     assert "[GET POST OPTIONS]" in text
 
 

@@ -77,7 +77,7 @@ async def test_an_owner_has_only_its_own(open_store: Open) -> None:
         assert await store.get("me", "a") is None
         assert await store.delete("me", "a") is False
         with pytest.raises(UnknownResponseError):
-            await store.history("me", "a")
+            await store.history("me", "a", 1000)
         assert await store.delete("somebody", "a") is True
         assert await store.get("somebody", "a") is None
 
@@ -124,13 +124,13 @@ async def test_a_history_is_used_as_a_whole(open_store: Open) -> None:
         await store.put(kept("second", previous="first"))
         await store.put(kept("other"))
         await trio.sleep(0.001)
-        history = await store.history("me", "second")
+        history = await store.history("me", "second", 1000)
         assert [stored.id for stored in history] == ["first", "second"]
         await store.put(kept("third", previous="second"))
         assert await found(store, "first", "second", "third", "other") == ["first", "second", "third"]
         await store.delete("me", "first")
         with pytest.raises(UnknownResponseError) as caught:
-            await store.history("me", "third")
+            await store.history("me", "third", 1000)
         assert caught.value.response_id == "first"
 
 

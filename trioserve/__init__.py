@@ -3,6 +3,7 @@
 What lies deeper may import what lies further down, never up (import-linter holds this, in pyproject.toml):
 
     cli
+    batch
     server | llm
     llm_engine
     portal | async_llm

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from trioserve.arg_fields import fail, nested
 from trioserve.config import LoRAModule
+from trioserve.errors import InvalidRequestError
+from trioserve.lora_request import LoRARequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = ["lora_modules"]
 
-_ALLOWED = 'NAME=PATH or JSON such as {"name": "sql", "path": "sql-lora"}'
+_ALLOWED = 'NAME=PATH or JSON such as {"name": "sql", "path": "sql-lora"}, of printable characters'
 _from_json = nested("lora_modules", LoRAModule)
 
 
@@ -37,6 +39,8 @@ def _to_module(given: Any) -> LoRAModule:
         module = LoRAModule(name=name, path=path)
     else:
         module = _from_json(given)
-    if not module.name or not module.path:
-        raise fail("lora_modules", given, _ALLOWED)
+    try:
+        LoRARequest(module.name, lora_path=module.path, base_model_name=module.base_model_name)
+    except InvalidRequestError:  # what no request could name
+        raise fail("lora_modules", given, _ALLOWED) from None
     return module

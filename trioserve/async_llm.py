@@ -24,7 +24,7 @@ from trioserve.frontend.admission import Admission
 from trioserve.frontend.arguments import names_of, sampling_params_or_default
 from trioserve.frontend.beam_search_request import run_beam_search
 from trioserve.frontend.chat_renderer import ChatRenderer
-from trioserve.frontend.control import EngineControl
+from trioserve.frontend.engine_handle import EngineHandle
 from trioserve.frontend.engine_slot import EngineSlot
 from trioserve.frontend.input_processor import InputProcessor, Routing
 from trioserve.frontend.output_processor import OutputProcessor
@@ -56,11 +56,9 @@ if TYPE_CHECKING:
     from trioserve.args import EngineArgs
     from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig, ResolvedModel
-    from trioserve.errors import EngineDeadError
     from trioserve.frontend.adapters import Adapter
     from trioserve.frontend.channel import OutputChannel
     from trioserve.frontend.chat_template import ChatOptions
-    from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.prompts import PromptType
     from trioserve.frontend.request_stream import Input, Source
     from trioserve.link.client import EngineCoreClient
@@ -72,7 +70,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncLLM", "RequestStream"]
 
 
-class AsyncLLM:
+class AsyncLLM(EngineHandle):
     """An engine core, and everything that runs beside it, as one async context manager.
 
     Entering finds the model (which may download it), starts the core and waits until it is ready. While it
@@ -96,10 +94,9 @@ class AsyncLLM:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._engine = EngineSlot()
+        super().__init__(EngineSlot(), lambda: self._requests.abort_all())  # noqa: PLW0108 - made on entering
         self._adapters = Adapters(config, self._engine.get_client)
         self._stack = AsyncExitStack()
-        self._control = EngineControl(self._engine.get_client, lambda: self._requests.abort_all())  # noqa: PLW0108 - it is set later
 
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> AsyncLLM:
@@ -367,7 +364,7 @@ class AsyncLLM:
         """New requests may have one of this name."""
         return name is not None and self._adapters.has(name)
 
-    # State
+    # State: more of it, and how to steer the engine, is in `EngineHandle`
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
@@ -378,74 +375,6 @@ class AsyncLLM:
         return self._supervisor.ready
 
     @property
-    def is_running(self) -> bool:
-        """Open, and the engine core alive."""
-        return self._engine.is_serving
-
-    @property
-    def errored(self) -> bool:
-        """The engine core has died, and there will be no other."""
-        return self._engine.dead_error is not None
-
-    @property
-    def dead_error(self) -> EngineDeadError | None:
-        return self._engine.dead_error
-
-    @property
     def num_open_requests(self) -> int:
         """Requests whose scope is open."""
         return self._outputs.num_requests
-
-    async def wait_dead(self) -> EngineDeadError:
-        """Wait until the engine core has died for good; never returns if it does not."""
-        return await self._engine.wait_dead()
-
-    async def wait_ready(self) -> None:
-        """Wait while the engine core is being restarted; at other times only a checkpoint.
-
-        Raises:
-          EngineDeadError: it is gone for good.
-          ClosedError: the AsyncLLM is not open, or is closed meanwhile.
-        """
-        await self._engine.wait_ready()
-
-    async def check_health(self) -> None:
-        """A round trip to the engine core.
-
-        Raises:
-          EngineDeadError: it is gone.
-          EngineRestartingError: it is gone, and the next one is not ready.
-        """
-        await self._engine.get_client().call("ping")
-
-    # Steering: see `EngineControl` for details, and for what these raise
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        """Forget all cached prefixes. False, and nothing done, while requests run (unless they are reset)."""
-        return await self._control.reset_prefix_cache(reset_running_requests)
-
-    async def pause_generation(self, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """Compute nothing until `resume_generation`. Running requests: "abort", "wait" for or "keep" them."""
-        await self._control.pause(mode, clear_cache)
-
-    async def resume_generation(self) -> None:
-        """Go on with what was kept and what has come meanwhile."""
-        await self._control.resume()
-
-    async def is_paused(self) -> bool:
-        return await self._control.is_paused()
-
-    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """Pause, and give memory back: with level 1 the KV cache's, with level 2 that of the weights too."""
-        await self._control.sleep(level, mode)
-
-    async def wake_up(self, tags: Iterable[WakeTag] | None = None) -> None:
-        """Take back what `sleep` gave away: all, or "weights", "kv_cache", "scheduling"."""
-        await self._control.wake_up(tags)
-
-    async def is_sleeping(self) -> bool:
-        return await self._control.is_sleeping()
-
-    async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
-        """Wait until the engine has no request. Raises TimeoutError after `drain_timeout` seconds."""
-        await self._control.drain(drain_timeout)

@@ -31,16 +31,14 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         what: str = "Processed prompts",
         unit: str = "it",
     ) -> None:
-        """`total` None: nobody knows. `use_tqdm`: see `trioserve.llm.UseTqdm`. `what` is counted in `unit`s."""
+        """`use_tqdm`: see `trioserve.llm.UseTqdm`. `total` None: nobody knows how much there is."""
         self._bar: Any = None
         self._started = time.monotonic()
         self._input_tokens = 0
         self._output_tokens = 0
         if use_tqdm and total != 0:
             make_bar = _Tqdm if use_tqdm is True else use_tqdm
-            self._bar = make_bar(
-                total=total, desc=what, unit=unit, dynamic_ncols=True, postfix=self._speed()
-            )
+            self._bar = make_bar(total=total, desc=what, unit=unit, dynamic_ncols=True, postfix=self._speed())
 
     def advance(self, output: RequestOutput) -> None:
         """Count a finished request: all of its completions."""

@@ -1,7 +1,7 @@
 """The server's application, called in this process.
 
-A line's request goes through what serves the same request over HTTP (its reading, its checks, its deadline, its
-errors), so that an answer is the same. Three ways lead there:
+A line goes through what serves the same request over HTTP (reading, checks, deadline, errors), so that the
+answer is the same. Three ways lead there:
 
 - a socket, as a client of our own server: one more loop, and headers, for nothing;
 - the handlers' functions: they read the request that Quart's context holds, and what ends their work hangs on

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
 
 from trioserve.batch.errors import BatchFileError
 from trioserve.batch.line_reader import LineReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["EarlierResults", "digest_of", "read_results"]
 

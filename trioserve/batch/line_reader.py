@@ -56,8 +56,8 @@ class LineReader:
     """Bytes of a line; what is longer is passed over."""
     _number: int = attrs.field(init=False, default=0)
     _is_pollable: bool = attrs.field(init=False)
-    # What was read and not given out: from `_position` on, of which the first `_searched` bytes have no end of
-    # line. `_start` is where it begins in the file.
+    # What was read and not given out begins at `_position`, which is `_start` in the file; in its first
+    # `_searched` bytes there is no end of line.
     _buffer: bytearray = attrs.field(init=False, factory=bytearray)
     _position: int = attrs.field(init=False, default=0)
     _searched: int = attrs.field(init=False, default=0)

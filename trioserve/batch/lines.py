@@ -93,15 +93,15 @@ def parse_request(number: int, content: bytes) -> BatchRequest:
       WrongLineError: it is none, or one that no batch can have.
     """
     fields = _Fields(number, _object(number, content))
-    fields.custom_id = fields.text("custom_id")
-    if not fields.custom_id:
+    if not (custom_id := fields.text("custom_id")):
         raise fields.error("invalid_line", "custom_id must not be empty.")
+    fields.custom_id = custom_id
     if (method := fields.text("method")) != "POST":
         raise fields.error("invalid_method", f"method must be POST, got {shown(method)}.")
     url = fields.text("url")
     if url not in URLS:
         raise fields.error("invalid_url", f"url must be one of {', '.join(URLS)}, got {shown(url)}.")
-    return BatchRequest(number, fields.custom_id, url, fields.body())
+    return BatchRequest(number, custom_id, url, fields.body())
 
 
 @attrs.define

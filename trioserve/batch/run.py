@@ -32,12 +32,10 @@ class Progress(Protocol):
 class Tally:
     """Lines of the output."""
 
-    earlier: int = 0
-    """Of earlier runs, errors among them."""
     good: int = 0
-    """Of this run."""
     errors: int = 0
-    """Of all runs."""
+    earlier: int = 0
+    """Those of both kinds that earlier runs have left."""
 
 
 @attrs.define(eq=False, kw_only=True)
@@ -65,9 +63,8 @@ class Batch:
           EngineDeadError: the engine died for good. What was under way has no result.
           BatchFileError, BrokenPipeError: a file cannot be read or written. May be several, in a group.
         """
-        earlier = self.output.earlier
-        self.tally.earlier = earlier.num_good + earlier.num_errors
-        self.tally.errors = earlier.num_errors
+        good, errors = self.output.earlier.num_good, self.output.earlier.num_errors
+        self.tally = Tally(good, errors, earlier=good + errors)
         send, receive = trio.open_memory_channel[BatchRequest](0)
         async with trio.open_nursery() as nursery:
             async with receive:

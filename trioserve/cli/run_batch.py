@@ -95,8 +95,7 @@ class BatchJob:
         if tally.errors:
             self._exit_code = ExitCode.LINES_FAILED
         earlier = f", {tally.earlier} of them in earlier runs" if tally.earlier else ""
-        done = tally.earlier + tally.good
-        print(f"trioserve run-batch: {done} answered, {tally.errors} errors{earlier}", file=sys.stderr)
+        print(f"trioserve run-batch: {tally.good} answered, {tally.errors} errors{earlier}", file=sys.stderr)
 
     async def _handle_signals(
         self, everything: trio.CancelScope, *, task_status: trio.TaskStatus[None]

@@ -21,9 +21,9 @@ __all__ = ["parse", "run"]
 _DESCRIPTION = "Answer a file of requests, as OpenAI's batch API has them, and write a file of answers."
 
 _EXIT_CODES = """\
-Exit codes: 0 if every line of the input has a good answer; 1 if it could not start, or a file could not be read or
-written; 2 if a flag was wrong; 3 if the engine core died and was not replaced; 4 if lines of the output are
-errors; 130 if Ctrl-C or SIGTERM ended it. After any of them, the same command goes on where it ended.
+Exit codes: 0 if every line of the input has a good answer; 1 if it could not start, or a file could not be
+read or written; 2 if a flag was wrong; 3 if the engine core died and was not replaced; 4 if lines of the
+output are errors; 130 if Ctrl-C or SIGTERM ended it. After any of them, the same command goes on from there.
 """
 
 _API_FIELDS = (
@@ -38,7 +38,7 @@ _API_FIELDS = (
 """Of `ServerArgs`: what is about requests, and not about clients."""
 
 _LINES_PER_SEQUENCE = 2
-"""Lines under way, by default, for each sequence that may run: so that the engine never waits for the next."""
+"""Lines under way, by default, for each sequence that may run: the next one is there when one ends."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,7 +71,7 @@ def parse(arguments: Sequence[str]) -> tuple[Namespace, EngineArgs, ServerArgs]:
     engine_args = parser.build(EngineArgs, engine_values)
     if "log" not in engine_values:  # the bar says it all
         engine_args = attrs.evolve(
-            engine_args, log=attrs.evolve(engine_args.log, level="warning", stats_interval=0)
+            engine_args, log=attrs.evolve(engine_args.log, level="warning", stats_interval=0.0)
         )
     server_values = parser.given(ServerArgs, options)
     server_args = parser.build(ServerArgs, {**server_values, "responses_store": RESPONSES_NOWHERE})

@@ -1,4 +1,4 @@
-"""From a request's share of a step to what the runner gets."""
+"""From requests' shares of a step to what the runner gets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trioserve.core.request import Request
+from trioserve.core.kv_cache import KVCacheManager
+from trioserve.core.proposer import Proposer
+from trioserve.core.request import Request, Share
 from trioserve.worker.batch import ScheduledSequence, StepBatch
 
 if TYPE_CHECKING:
-    from trioserve.core.request import Share
+    from collections.abc import Mapping
 
-__all__ = ["StepPlan", "launch_sequence"]
+    from trioserve.core.stats import StepCounters
+
+__all__ = ["Launcher", "StepPlan", "launch_sequence"]
+
+_MAX_DRAFTS = 256
+"""Of all sequences of a step: each takes a row of logits, which is 1 MB for a vocabulary of 262,144."""
 
 
 @attrs.frozen(eq=False)
@@ -22,6 +29,39 @@ class StepPlan:
 
     requests: Sequence[Request]
     batch: StepBatch
+
+
+@attrs.frozen(eq=False)
+class Launcher:
+    """Makes a step of what was decided, and brings in drafts as far as it goes."""
+
+    _max_num_tokens: int
+    """Of a step."""
+    _kv_cache: KVCacheManager
+    _proposer: Proposer
+
+    def launch(self, shares: Mapping[Request, int], counters: StepCounters) -> StepPlan:
+        """Each request with its number of tokens, for which it has blocks. Sets their `share`."""
+        num_spare = min(_MAX_DRAFTS, self._max_num_tokens - sum(shares.values()))
+        sequences = []
+        for request, num_tokens in shares.items():
+            start = request.num_computed_tokens
+            samples = start + num_tokens == request.num_known_tokens
+            drafts = self._draft(request, num_spare, counters) if samples and num_spare else []
+            num_spare -= len(drafts)
+            request.share = Share(start, num_tokens + len(drafts), len(drafts), samples)
+            sequences.append(launch_sequence(request, request.share, drafts))
+        return StepPlan(list(shares), StepBatch(sequences))
+
+    def _draft(self, request: Request, limit: int, counters: StepCounters) -> list[int]:
+        """Guesses for the tokens that come; with n of them, the step can give n + 1 tokens."""
+        limit = min(limit, request.max_known_tokens - request.num_known_tokens - 1)
+        drafts = self._proposer.propose(request, limit) if limit > 0 else []
+        if not drafts or not self._kv_cache.extend(request, request.num_known_tokens + len(drafts)):
+            return []
+        counters.num_drafts += 1
+        counters.num_draft_tokens += len(drafts)
+        return drafts
 
 
 def launch_sequence(request: Request, share: Share, drafts: Sequence[int]) -> ScheduledSequence:

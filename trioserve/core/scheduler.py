@@ -42,14 +42,13 @@ from typing import TYPE_CHECKING
 
 from trioserve.core.adapter_places import AdapterPlaces
 from trioserve.core.admission import to_request
-from trioserve.core.launch import StepPlan, launch_sequence
+from trioserve.core.launch import Launcher
 from trioserve.core.news import News
 from trioserve.core.policy import WaitingRequests, ranking
 from trioserve.core.progress import take_in
-from trioserve.core.request import RequestStatus, Share
+from trioserve.core.request import RequestStatus
 from trioserve.core.stats import CoreStats, Gauges, StepCounters
 from trioserve.outputs import FinishReason
-from trioserve.worker.batch import StepBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -57,14 +56,13 @@ if TYPE_CHECKING:
     from trioserve.config import SchedulerConfig
     from trioserve.core.admission import RequestLimits
     from trioserve.core.kv_cache import KVCacheManager
+    from trioserve.core.launch import StepPlan
     from trioserve.core.proposer import Proposer
     from trioserve.core.request import CoreRequest, Request
     from trioserve.worker.batch import SequenceOutput
 
 __all__ = ["Scheduler"]
 
-_MAX_DRAFTS = 256
-"""Of all sequences of a step: each takes a row of logits, which is 1 MB for a vocabulary of 262,144."""
 _MAX_PASSED = 8
 """Long prompts that are looked at in vain per step: each look is a search in the prefix cache."""
 
@@ -101,6 +99,7 @@ class Scheduler:
         self._kv_cache = kv_cache
         self._limits = limits
         self._proposer = proposer
+        self._launcher = Launcher(config.max_num_batched_tokens, kv_cache, proposer)
         self._clock = clock
         self._rank = ranking(config.policy)
         self._requests: dict[int, Request] = {}
@@ -204,7 +203,8 @@ class Scheduler:
         if not shares:
             assert self._holds_new or not self._requests, "a request alone always gets its share"
             return None
-        return self._launch(shares)
+        self._in_flight = self._launcher.launch(shares, self._counters)
+        return self._in_flight
 
     def _end_expired(self) -> None:
         now = self._clock()
@@ -303,29 +303,6 @@ class Scheduler:
             self._counters.prefix_cache_queries += len(request.prompt_token_ids)
             self._counters.prefix_cache_hits += request.num_cached_tokens
         request.status = RequestStatus.RUNNING
-
-    def _launch(self, shares: dict[Request, int]) -> StepPlan:
-        num_spare = min(_MAX_DRAFTS, self._config.max_num_batched_tokens - sum(shares.values()))
-        sequences = []
-        for request, num_tokens in shares.items():
-            start = request.num_computed_tokens
-            samples = start + num_tokens == request.num_known_tokens
-            drafts = self._draft(request, num_spare) if samples and num_spare else []
-            num_spare -= len(drafts)
-            request.share = Share(start, num_tokens + len(drafts), len(drafts), samples)
-            sequences.append(launch_sequence(request, request.share, drafts))
-        self._in_flight = StepPlan(list(shares), StepBatch(sequences))
-        return self._in_flight
-
-    def _draft(self, request: Request, limit: int) -> list[int]:
-        """Guesses for the tokens that come; with n of them, the step can give n + 1 tokens."""
-        limit = min(limit, request.max_known_tokens - request.num_known_tokens - 1)
-        drafts = self._proposer.propose(request, limit) if limit > 0 else []
-        if not drafts or not self._kv_cache.extend(request, request.num_known_tokens + len(drafts)):
-            return []
-        self._counters.num_drafts += 1
-        self._counters.num_draft_tokens += len(drafts)
-        return drafts
 
     # Results
 

@@ -47,19 +47,26 @@ class Adapter:
     """Unix time."""
     is_listed: bool = True
     """New requests may have it."""
+    successor: Adapter | None = None
+    """What has replaced it."""
     num_holders: int = 0
     """Requests that have it. The engine keeps it for them, listed or not."""
     _forget: Callable[[Adapter], None]
 
-    def hold(self) -> None:
-        """A request has it from here on; `let_go` is to be called at its end.
+    def hold(self) -> Adapter:
+        """A request has it from here on, or what has replaced it meanwhile: the one that is returned, whose
+        `let_go` is to be called at its end.
 
         Raises:
           LoRANotFoundError: it has been unloaded.
         """
-        if not self.is_listed and not self.num_holders:
-            raise _not_loaded(self.name)
-        self.num_holders += 1
+        adapter = self
+        while adapter.successor is not None:
+            adapter = adapter.successor
+        if not adapter.is_listed and not adapter.num_holders:
+            raise _not_loaded(adapter.name)
+        adapter.num_holders += 1
+        return adapter
 
     def let_go(self) -> None:
         """Not a checkpoint. The engine must know by now that the request has ended."""
@@ -151,7 +158,9 @@ class Adapters:
             adapter = self._make(self._checked(request, may_exist=again))
             await self._load(adapter)
             if old is not None:
-                self._unlist(old)
+                old.successor = adapter
+                if old.is_listed:  # it may have been unloaded meanwhile
+                    self._unlist(old)
             self._keep(adapter)
         log.info("LoRA adapter %s loaded", request.lora_name)
 

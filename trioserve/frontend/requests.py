@@ -158,8 +158,7 @@ class Requests:
         try:
             client = self._get_client()
             if channel.adapter is None and work.routing.adapter is not None:
-                work.routing.adapter.hold()
-                channel.adapter = work.routing.adapter
+                channel.adapter = work.routing.adapter.hold()
             ids = self._register_sequences(channel)
             adds = [self._make_add(i, index, channel, work) for index, i in enumerate(ids)]
             self._send(client.add, channel, adds)
@@ -200,7 +199,7 @@ class Requests:
             time_left=_time_left(channel.deadline),
             priority=work.routing.priority,
             cache_salt=work.routing.cache_salt,
-            lora=None if work.routing.adapter is None else work.routing.adapter.key,
+            lora=None if channel.adapter is None else channel.adapter.key,
         )
 
     def _seed(self, params: SamplingParams, index: int) -> int:

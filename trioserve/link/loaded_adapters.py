@@ -45,9 +45,12 @@ class LoadedAdapters:
         async with self._turn:
             try:
                 file = await trio.to_thread.run_sync(self._runner.read_adapter, path)
+                await self._thread.run(self._runner.add_adapter, key, file)
             except TrioserveError as error:
                 return isinstance(error, LoRANotFoundError), str(error)
-            await self._thread.run(self._runner.add_adapter, key, file)
+            except Exception as error:  # whatever a file can make its readers raise: it ends no engine
+                log.exception("LoRA adapter %s cannot be loaded", key)
+                return False, f"The LoRA adapter cannot be loaded: {error!r}"
             self._keys.add(key)
         return None
 

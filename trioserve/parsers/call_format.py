@@ -1,7 +1,8 @@
 """How models write calls of tools: what a format consists of. `call_formats` has those that are known.
 
 All patterns are matched against text that may end anywhere, so each of them ends with what decides it: a
-literal, or a look at one. Runs of white space in them are bounded, which bounds what is held back.
+literal, or a look at one. Runs of white space in them are bounded, which bounds what is held back, and
+possessive, as there are models that write nothing else for a while.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from trioserve.parsers.xml_arguments import XmlArguments
 
 __all__ = ["CALL_FORMATS", "find_call_format"]
 
-_SPACE = r"\s{0,64}"
+_SPACE = r"\s{0,64}+"
 _NAME = r"(?P<name>[a-zA-Z0-9_-]{1,64})"
 
 _OBJECT_HEAD = (

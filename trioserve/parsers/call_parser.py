@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trioserve.parsers.held_back import in_pieces
 from trioserve.parsers.json_arguments import ObjectScanner, read_whole_call
 from trioserve.parsers.parts import CallPart, TextPart
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from trioserve.parsers.parts import Part
 
 __all__ = ["CallParser"]
+
+_MAX_PASSED_OVER = 2**18
+"""Characters of objects that were read whole and are no calls. Their text is read once more, and may have the
+beginning of another one in it: without a limit an answer could be read as often as it has such beginnings."""
 
 
 class CallParser:
@@ -38,6 +43,8 @@ class CallParser:
         self._num_calls = 0
         self._is_open = False
         """A call has begun, and its arguments have not ended."""
+        self._coming: list[str] = []
+        """Pieces that are to be read after what is held, the last one first."""
         # Invariant: what is held has neither been told nor been dropped. Of it, the characters before
         # _position are an opening or a separator, which becomes text if no call follows.
         self._held = ""
@@ -54,15 +61,18 @@ class CallParser:
         self._scanner: ObjectScanner
         self._object_start = 0
         self._num_scanned = 0
+        self._num_passed_over = 0
 
     @property
     def has_called(self) -> bool:
         return self._num_calls > 0 and not self._is_open
 
     def feed(self, text: str) -> list[Part]:
-        self._held += text
-        while self._held and self._step():
-            pass
+        self._coming = in_pieces(text)[::-1]
+        while self._coming:
+            self._hold(self._coming.pop())
+            while self._held and self._step():
+                pass
         parts, self._parts = self._parts, []
         return parts
 
@@ -81,7 +91,7 @@ class CallParser:
         return not found.partial and self._expect_head(found)
 
     def _find_opening(self) -> bool:
-        found = self._form.opening.search(self._held, partial=not self._has_ended)
+        found = self._form.opening.search(self._held, partial=not self._is_whole)
         if found is None:
             return self._tell(len(self._held))
         self._tell(found.start())
@@ -93,8 +103,9 @@ class CallParser:
         return self._go_to(self._find_head)
 
     def _find_head(self) -> bool:
+        reads_whole = self._num_passed_over < _MAX_PASSED_OVER
         for spelling in self._form.spellings:
-            for pattern in filter(None, (spelling.head, spelling.loose_head)):
+            for pattern in filter(None, (spelling.head, spelling.loose_head if reads_whole else None)):
                 found = self._match(pattern)
                 if found is not None:
                     self._spelling = spelling
@@ -110,11 +121,11 @@ class CallParser:
         length = self._scanner.feed(self._held[self._num_scanned :])
         if length is None:
             self._num_scanned = len(self._held)
-            return self._has_ended and self._reject()
+            return self._is_whole and self._pass_over(self._num_scanned)
         end = self._num_scanned + length
         call = read_whole_call(self._held[self._object_start : end], self._functions)
         if call is None:
-            return self._reject()
+            return self._pass_over(end)
         self._drop(end)
         self._begin_call(call.name)
         self._tell_arguments(call.arguments)
@@ -143,7 +154,17 @@ class CallParser:
     # From one to another
 
     def _match(self, pattern: Pattern[str]) -> Match[str] | None:
-        return pattern.match(self._held, self._position, partial=not self._has_ended)
+        return pattern.match(self._held, self._position, partial=not self._is_whole)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Nothing will come after what is held."""
+        return self._has_ended and not self._coming
+
+    def _hold(self, text: str) -> None:
+        held, self._held = self._held, ""
+        held += text  # in place, as nobody else has it: what is held may be long
+        self._held = held
 
     def _go_to(self, step: Callable[[], bool]) -> bool:
         self._step = step
@@ -170,6 +191,14 @@ class CallParser:
         """What looked like a call is text, and may have a call in it."""
         self._tell(max(self._position, 1))
         return self._go_to(self._find_opening)
+
+    def _pass_over(self, end: int) -> bool:
+        """The object that was read up to here is no call."""
+        self._num_passed_over += end - self._object_start
+        self._reject()
+        self._coming += in_pieces(self._held)[::-1]
+        self._held = ""
+        return True
 
     def _begin_call(self, name: str) -> None:
         self._parts.append(CallPart(self._num_calls, name, ""))

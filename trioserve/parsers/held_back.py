@@ -1,4 +1,4 @@
-"""Text in which something is looked for while it comes."""
+"""Text in which something is looked for while it comes, in a time that grows with its length only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from regex import Match, Pattern
 
-__all__ = ["split_before"]
+__all__ = ["in_pieces", "split_before"]
+
+_PIECE = 4096
+"""Characters. Whoever takes a text's beginning away from it copies the rest, again and again: of a piece that
+is nothing."""
+
+
+def in_pieces(text: str) -> list[str]:
+    """The text cut so that none is long; one that is empty is one piece."""
+    return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)] or [text]
 
 
 def split_before(pattern: Pattern[str], text: str) -> tuple[str, Match[str] | None, str]:

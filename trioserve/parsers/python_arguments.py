@@ -40,7 +40,9 @@ class PythonArguments:
         self._written = 0
 
     def feed(self, text: str) -> str:
-        self._text += text
+        held, self._text = self._text, ""
+        held += text  # in place, as nobody else has it: an argument may be long
+        self._text = held
         fragments = []
         while (end := self._find_end()) is not None:
             fragments.append(self._write(self._text[:end]))

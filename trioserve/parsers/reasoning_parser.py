@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReasoningParser"]
 
-_SPACE = r"\s{0,64}"
+_SPACE = r"\s{0,64}+"
 
 
 class ReasoningParser:

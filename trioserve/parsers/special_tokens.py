@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import regex
 
-from trioserve.parsers.held_back import split_before
+from trioserve.parsers.held_back import in_pieces, split_before
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -48,13 +48,14 @@ class WithoutSpecialTokens:
     def feed(self, text: str) -> Sequence[Part]:
         if not self._held and not self._tokens.may_be_in(text):
             return self._inner.feed(text)
-        kept, text = [], self._held + text
-        found = True
-        while found:
-            before, mark, text = split_before(self._tokens.pattern, text)
-            kept.append(before)
-            found = mark is not None
-        self._held = text
+        kept = []
+        for piece in in_pieces(text):
+            self._held += piece
+            found = True
+            while found:
+                before, mark, self._held = split_before(self._tokens.pattern, self._held)
+                kept.append(before)
+                found = mark is not None
         return self._inner.feed("".join(kept))
 
     def finish(self) -> Sequence[Part]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["XmlArguments"]
 
-_BEGIN = regex.compile(r"\s{0,64}(?:<parameter=(?P<name>[^<>\n]{1,256})>|(?P<end></function>))")
+_BEGIN = regex.compile(r"\s{0,64}+(?:<parameter=(?P<name>[^<>\n]{1,256})>|(?P<end></function>))")
 _END = regex.compile(r"\n?</parameter>")
 
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object", list: "array"}

@@ -32,6 +32,10 @@ class Invocations:
         for field, handler in self._handlers.items():
             if field in fields:
                 return await handler()
+        if "input" in fields:
+            raise InvalidRequestError(
+                "input is not served here: responses are made by POST /v1/responses.", parameter="input"
+            )
         raise InvalidRequestError(
             f"The body must have one of {', '.join(self._handlers)}: nothing else is served here.",
             parameter=next(iter(self._handlers)),

@@ -16,6 +16,7 @@ from trioserve.server.protocol.lora import LOAD_LORA_READER, UNLOAD_LORA_READER
 from trioserve.server.replies import text_reply
 from trioserve.server.service import Service
 from trioserve.validators import shown
+from trioserve.worker.lora_config import ADAPTER_FILES
 
 if TYPE_CHECKING:
     from quart import Response
@@ -49,10 +50,8 @@ class LoRAUpdates:
     async def load(self) -> Response:
         """A client that leaves before it is loaded leaves everything as it was."""
         request = await self._service.read_request(LOAD_LORA_READER)
-        await trio.to_thread.run_sync(self._check_directory, request.lora_path)
-        wanted = LoRARequest(
-            request.lora_name, lora_path=request.lora_path, load_inplace=bool(request.load_inplace)
-        )
+        path = await trio.to_thread.run_sync(self._find_directory, request.lora_path)
+        wanted = LoRARequest(request.lora_name, lora_path=path, load_inplace=bool(request.load_inplace))
         with naming({"lora_request": "lora_path"}):
             await self._service.llm.load_lora(wanted)
         return text_reply(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
@@ -64,12 +63,19 @@ class LoRAUpdates:
             await self._service.llm.unload_lora(request.lora_name)
         return text_reply(f"Success: LoRA adapter '{request.lora_name}' removed successfully.")
 
-    def _check_directory(self, path: str) -> None:
-        """Blocks: follows symbolic links."""
-        real = Path(os.path.realpath(path))
-        if not any(real.is_relative_to(directory) for directory in self._directories):
-            raise InvalidRequestError(
-                f"lora_path must be in a directory that this server allows (--lora-directories), got "
-                f"{shown(path)}.",
-                parameter="lora_path",
-            )
+    def _find_directory(self, path: str) -> str:
+        """Without symbolic links, so that an engine core that starts later reads the same one. Blocks.
+
+        Raises:
+          InvalidRequestError: it leads out of the operator's directories, or one of its files does.
+        """
+        directory = os.path.realpath(path)
+        for name in ("", *ADAPTER_FILES):
+            real = Path(os.path.realpath(os.path.join(directory, name)))
+            if not any(real.is_relative_to(allowed) for allowed in self._directories):
+                raise InvalidRequestError(
+                    f"lora_path must be in a directory that this server allows (--lora-directories), and so "
+                    f"must its files, got {shown(path)}.",
+                    parameter="lora_path",
+                )
+        return directory

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 import torch
 
+from trioserve.errors import ModelNotSupportedError
 from trioserve.models.products import products
 
 if TYPE_CHECKING:
@@ -43,13 +44,22 @@ Adapter: TypeAlias = Mapping[tuple[int, str], Delta]
 
 
 def make_adapter(file: AdapterFile, model: DecoderConfig, dtype: torch.dtype) -> Adapter:
-    """In the form that computes, of the model's dtype."""
+    """In the form that computes, of the model's dtype.
+
+    Raises:
+      ModelNotSupportedError: there are values that are not finite, or not in this dtype.
+    """
     adapter = {}
     for layer in range(model.num_layers):
         for name, product in products(model).items():
             parts = {part: file[layer, part] for part in product.parts if (layer, part) in file}
             if parts:
-                adapter[layer, name] = _stack(parts, product.parts, dtype)
+                delta = adapter[layer, name] = _stack(parts, product.parts, dtype)
+                if not (delta.down.isfinite().all() and delta.up.isfinite().all()):
+                    raise ModelNotSupportedError(
+                        f"The adapter's A and scale * B must be finite as {dtype}, those of layer {layer}'s "
+                        f"{', '.join(parts)} are not."
+                    )
     return adapter
 
 

@@ -11,14 +11,22 @@ import attrs
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
 from trioserve.structuring import find_problems, make_converter
 from trioserve.validators import shown
+from trioserve.worker.regular_files import read_regular_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["AdapterConfig", "read_adapter_config"]
+__all__ = ["ADAPTER_FILES", "CONFIG_FILE", "WEIGHTS_FILE", "AdapterConfig", "read_adapter_config"]
 
 T = TypeVar("T")
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+"""All that is read of an adapter's directory."""
+
+_MAX_CONFIG_BYTES = 2**20
+"""A thousand times what it usually takes."""
 
 _UNSUPPORTED = (
     "alora_invocation_tokens", "fan_in_fan_out", "layer_replication", "lora_bias", "modules_to_save",
@@ -77,7 +85,7 @@ def read_adapter_config(path: Path) -> AdapterConfig:
       ModelNotSupportedError: it is no plain LoRA adapter, or of a kind that is not implemented.
     """
     try:
-        raw = json.loads(path.read_bytes())
+        raw = json.loads(read_regular_file(path, max_bytes=_MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelSourceError(f"{path} cannot be read: {error}") from error
     if not isinstance(raw, dict):

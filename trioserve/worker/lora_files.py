@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
-import safetensors
+import safetensors.torch
 import torch
 
 from trioserve.errors import LoRANotFoundError, ModelNotSupportedError, ModelSourceError
 from trioserve.models.products import Product, products
-from trioserve.worker.lora_config import read_adapter_config
+from trioserve.worker.lora_config import ADAPTER_FILES, CONFIG_FILE, WEIGHTS_FILE, read_adapter_config
+from trioserve.worker.regular_files import read_regular_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AdapterFile", "LowRank", "read_adapter"]
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(
     r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>\d{1,6})\.(?P<parent>\w+)\.(?P<part>\w+))"
     r"\.lora_(?P<matrix>[AB])\.weight"
@@ -40,42 +41,63 @@ class LowRank:
     scale: float
 
 
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+_MAX_HEADER_BYTES = 10**8
+"""What the format allows."""
+
 AdapterFile = Mapping[tuple[int, str], LowRank]
 """(layer, name of one of the `Product.parts`) -> what is added to this matrix."""
 
 
 def read_adapter(directory: Path, model: DecoderConfig, *, max_rank: int) -> AdapterFile:
-    """Read and check it all. Blocks for as long as the disk takes; computes nothing.
+    """Read and check it all, but for the values. Blocks for as long as the disk takes; computes nothing.
 
     Raises:
       LoRANotFoundError: there is no adapter in this directory.
       ModelSourceError: it is damaged.
       ModelNotSupportedError: it is no plain LoRA adapter, not one of this model, or its rank is too high.
     """
-    for name in (_CONFIG, _WEIGHTS):
-        if not (directory / name).is_file():
+    for name in ADAPTER_FILES:
+        if not os.path.isfile(directory / name):  # a Path's own method raises where it may not look
             raise LoRANotFoundError(f"There is no LoRA adapter in {directory}: it has no {name}.")
-    config = read_adapter_config(directory / _CONFIG)
-    path = directory / _WEIGHTS
+    config = read_adapter_config(directory / CONFIG_FILE)
+    tensors = _read_tensors(directory / WEIGHTS_FILE, _max_bytes(model, max_rank))
+    matrices = _Matrices(tensors, model, config, max_rank)
+    return {place: matrices.get(*place) for place in sorted(matrices.places)}
+
+
+def _max_bytes(model: DecoderConfig, max_rank: int) -> int:
+    """No file of a fitting adapter has more, whatever type its matrices have."""
+    widths = sum(
+        product.in_features + rows for product in products(model).values() for rows in product.parts.values()
+    )
+    return _MAX_HEADER_BYTES + model.num_layers * max_rank * widths * torch.float64.itemsize
+
+
+def _read_tensors(path: Path, max_bytes: int) -> Mapping[str, torch.Tensor]:
     try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            matrices = _Matrices(file, model, config, max_rank)
-            return {place: matrices.read(*place) for place in sorted(matrices.places)}
+        tensors: dict[str, torch.Tensor] = safetensors.torch.load(
+            read_regular_file(path, max_bytes=max_bytes)
+        )
     except (OSError, safetensors.SafetensorError) as error:
         raise ModelSourceError(f"{path} cannot be read: {error}") from error
+    except KeyError as error:  # a type that torch has not
+        raise ModelNotSupportedError(f"The adapter's matrices must not be of type {error}.") from error
+    return tensors
 
 
 class _Matrices:
-    """The tensors of an open file. Shapes are checked before any is read."""
+    """The tensors of a file, checked to be those of an adapter of this model."""
 
     def __init__(
         self,
-        file: Any,  # safetensors has no types
+        tensors: Mapping[str, torch.Tensor],
         model: DecoderConfig,
         config: AdapterConfig,
         max_rank: int,
     ) -> None:
-        self._file = file
+        self._tensors = tensors
         self._config = config
         self._max_rank = max_rank
         self._parts: dict[str, tuple[Product, int]] = {
@@ -85,7 +107,7 @@ class _Matrices:
         }
         self._names: dict[tuple[int, str, str], str] = {}
         self._modules: dict[tuple[int, str], str] = {}
-        for name in file.keys():  # noqa: SIM118  # not a dict: it cannot be iterated
+        for name in tensors:
             self._note(name, model.num_layers)
         if not self._names:
             raise ModelSourceError("The adapter has no matrices.")
@@ -125,16 +147,16 @@ class _Matrices:
             name = self._names.get((layer, part, matrix))
             if name is None:
                 raise ModelSourceError(f"The adapter has only one of {module}'s two matrices.")
-            if (shape := self._file.get_slice(name).get_shape()) != expected:
+            tensor = self._tensors[name]
+            if (shape := list(tensor.shape)) != expected:
                 raise ModelNotSupportedError(
                     f"The adapter's {name} has shape {shape}, this model and its rank ask for {expected}."
                 )
-
-    def read(self, layer: int, part: str) -> LowRank:
-        a, b = (self._file.get_tensor(self._names[layer, part, matrix]) for matrix in "AB")
-        for tensor in (a, b):
-            if not tensor.is_floating_point():
+            if tensor.dtype not in _FLOATS:
                 raise ModelNotSupportedError(
-                    f"The adapter's matrices must be floating-point, got {tensor.dtype}."
+                    f"The adapter's matrices must be floating-point, of 16 to 64 bits, got {tensor.dtype}."
                 )
+
+    def get(self, layer: int, part: str) -> LowRank:
+        a, b = (self._tensors[self._names[layer, part, matrix]] for matrix in "AB")
         return LowRank(a, b, self._config.scale(self._modules[layer, part]))

@@ -102,7 +102,11 @@ class ModelRunner:
         return read_adapter(Path(path), self._decoder, max_rank=self._max_lora_rank)
 
     def add_adapter(self, key: str, file: AdapterFile) -> None:
-        """From now on, sequences may have this adapter; also while the weights are freed."""
+        """From now on, sequences may have this adapter; also while the weights are freed.
+
+        Raises:
+          ModelNotSupportedError: its values cannot be used.
+        """
         with torch.inference_mode():
             self._adapters[key] = make_adapter(file, self._decoder, self._dtype)
 

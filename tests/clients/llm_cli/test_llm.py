@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import llm
 import pytest
-from weather import PERSON, PERSON_QUESTION, WEATHER_QUESTION
+from weather import PERSON, PERSON_QUESTION, WEATHER_QUESTION, WEATHER_REPORT
 
 if TYPE_CHECKING:
     from endpoint import Endpoint
@@ -25,11 +26,10 @@ MODELS = """
   can_stream: true
 """
 
-WEATHER = '''
+
 def get_weather(city: str) -> str:
     """The weather of a city."""
-    return "17 degrees, light rain"
-'''
+    return f"{city}: {WEATHER_REPORT}"
 
 
 @pytest.fixture
@@ -61,7 +61,14 @@ def test_a_schema(home: Path, tools: Endpoint) -> None:
     assert json.loads(answer) == {"name": "Bob", "age": 42}
 
 
-@pytest.mark.parametrize("mode", ["--stream", "--no-stream"])
-def test_a_tool(home: Path, tools: Endpoint, mode: str) -> None:
-    flags = [mode] if mode == "--no-stream" else []
-    assert "17" in run(home, tools, *flags, "--functions", WEATHER, WEATHER_QUESTION)
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_tool(home: Path, tools: Endpoint, monkeypatch: pytest.MonkeyPatch, *, stream: bool) -> None:
+    """By the library, which leaves it to its user whether the tool is offered again."""
+    monkeypatch.setenv("LLM_USER_PATH", str(home))
+    options = {"temperature": 0, "max_tokens": 64, "stream": stream}
+    conversation = llm.get_model(tools.model).conversation()
+    first = conversation.prompt(WEATHER_QUESTION, tools=[get_weather], **options)
+    (call,) = first.tool_calls()
+    assert (call.name, call.arguments) == ("get_weather", {"city": "Paris"})
+    second = conversation.prompt(tool_results=first.execute_tool_calls(), **options)
+    assert "17" in second.text()

@@ -16,7 +16,7 @@ from agents import (
     set_tracing_disabled,
 )
 from pydantic import BaseModel
-from weather import PERSON_QUESTION, WEATHER_QUESTION
+from weather import PERSON_QUESTION, WEATHER_QUESTION, WEATHER_REPORT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,12 +32,6 @@ set_tracing_disabled(True)  # else it is sent to OpenAI
 class Person(BaseModel):
     name: str
     age: int
-
-
-@function_tool
-def get_weather(city: str) -> str:
-    """The weather of a city."""
-    return f"17 degrees and light rain in {city}"
 
 
 @pytest.fixture(params=[OpenAIChatCompletionsModel, OpenAIResponsesModel], ids=["chat", "responses"])
@@ -68,6 +62,14 @@ async def test_an_object(model: Model) -> None:
 
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
 async def test_a_tool(model: Model, *, is_streamed: bool) -> None:
+    asked: list[str] = []
+
+    @function_tool(is_enabled=lambda _context, _agent: not asked)
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return WEATHER_REPORT
+
     agent = Agent(name="Guide", model=model, model_settings=SETTINGS, tools=[get_weather])
     if is_streamed:
         result = Runner.run_streamed(agent, WEATHER_QUESTION)
@@ -77,4 +79,5 @@ async def test_a_tool(model: Model, *, is_streamed: bool) -> None:
         result = await Runner.run(agent, WEATHER_QUESTION)
     kinds = [item.type for item in result.new_items]
     assert kinds == ["tool_call_item", "tool_call_output_item", "message_output_item"]
+    assert asked == ["Paris"]
     assert "17" in result.final_output

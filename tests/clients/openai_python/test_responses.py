@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pydantic
 import pytest
-from weather import PERSON_QUESTION, WEATHER, WEATHER_QUESTION
+from weather import PERSON_QUESTION, WEATHER, WEATHER_QUESTION, WEATHER_REPORT
 
 if TYPE_CHECKING:
     from endpoint import Endpoint
@@ -94,13 +94,15 @@ def test_a_stream_makes_an_object(talker: openai.OpenAI, text: Endpoint) -> None
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "name": "get_weather"}], ids=str)
 def test_a_call_and_its_result(caller: openai.OpenAI, tools: Endpoint, choice: Any) -> None:
-    fields = ask(tools, tools=[TOOL], max_output_tokens=64, parallel_tool_calls=False)
-    first = caller.responses.create(**fields | {"input": WEATHER_QUESTION}, tool_choice=choice)
+    fields = ask(tools, max_output_tokens=64)
+    first = caller.responses.create(
+        **fields | {"input": WEATHER_QUESTION}, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False
+    )
     (call,) = first.output
     assert (call.type, call.name, json.loads(call.arguments)) == (
         "function_call", "get_weather", {"city": "Paris"},
     )  # fmt: skip
-    result = {"type": "function_call_output", "call_id": call.call_id, "output": "17 degrees, light rain"}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER_REPORT}
     second = caller.responses.create(**fields | {"input": [result]}, previous_response_id=first.id)
     assert "17" in second.output_text
     by_hand = [{"role": "user", "content": WEATHER_QUESTION}, call, result]
@@ -155,8 +157,9 @@ def test_errors(talker: openai.OpenAI, text: Endpoint) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         talker.responses.create(**ask(text, temperature=-1))
     assert caught.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
+    with pytest.raises(openai.BadRequestError) as caught:
         talker.responses.create(**ask(text, previous_response_id="resp_none"))
+    assert caught.value.param == "previous_response_id"
 
 
 def test_tokens_are_counted(talker: openai.OpenAI, text: Endpoint) -> None:

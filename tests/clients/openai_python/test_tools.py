@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pydantic
 import pytest
-from weather import WEATHER, WEATHER_QUESTION
+from weather import WEATHER, WEATHER_QUESTION, WEATHER_REPORT
 
 if TYPE_CHECKING:
     from endpoint import Endpoint
@@ -89,9 +89,11 @@ def test_a_result_is_answered(caller: openai.OpenAI, tools: Endpoint) -> None:
     conversation = [
         {"role": "user", "content": WEATHER_QUESTION},
         message,
-        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "17 degrees, light rain"},
+        {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": WEATHER_REPORT},
     ]
-    answer = caller.chat.completions.create(**ask(tools, messages=conversation)).choices[0]
+    fields = ask(tools, messages=conversation)
+    del fields["tools"]
+    answer = caller.chat.completions.create(**fields).choices[0]
     assert answer.finish_reason == "stop"
     assert "17" in answer.message.content
 

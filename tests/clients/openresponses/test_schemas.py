@@ -64,9 +64,20 @@ def post(endpoint: Endpoint, name: str, **more: Any) -> httpx.Response:
     return answer
 
 
+def take_schema(response: Any, name: str) -> None:
+    """The models want the schema of an answer's form to be null. That it is the request's is checked here."""
+    if response is not None and "text" in REQUESTS[name]:
+        asked = REQUESTS[name]["text"]["format"]
+        given = response["text"].pop("format")
+        assert {key: given[key] for key in asked} == asked
+        response["text"]["format"] = {"type": "text"}
+
+
 @EACH
 def test_a_response(tools: Endpoint, name: str) -> None:
-    response = ResponseResource.model_validate_json(post(tools, name).content)
+    answer = post(tools, name).json()
+    take_schema(answer, name)
+    response = ResponseResource.model_validate(answer)
     assert response.status == ("incomplete" if name == "cut off" else "completed")
 
 
@@ -78,5 +89,6 @@ def test_the_events_of_a_stream(tools: Endpoint, name: str) -> None:
     for head, data in events:
         event = json.loads(data.removeprefix("data: "))
         assert head == f"event: {event['type']}"
+        take_schema(event.get("response"), name)
         EVENTS[event["type"]].model_validate(event)
     assert len(events) > 5

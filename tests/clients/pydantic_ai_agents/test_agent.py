@@ -9,11 +9,12 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
-from weather import PERSON_QUESTION, WEATHER_QUESTION
+from weather import PERSON_QUESTION, WEATHER_QUESTION, WEATHER_REPORT
 
 if TYPE_CHECKING:
     from endpoint import Endpoint
     from pydantic_ai.models import Model
+    from pydantic_ai.tools import ToolDefinition
 
 SETTINGS = ModelSettings(temperature=0.0, max_tokens=64)
 
@@ -52,13 +53,16 @@ async def test_an_object(model: Model, form: type[NativeOutput[Person] | ToolOut
 @pytest.mark.parametrize("is_streamed", [False, True], ids=["whole", "stream"])
 async def test_a_tool(model: Model, *, is_streamed: bool) -> None:
     agent = Agent(model, model_settings=SETTINGS)
-    asked = []
+    asked: list[str] = []
 
-    @agent.tool_plain
+    async def once(_context: object, tool: ToolDefinition) -> ToolDefinition | None:
+        return None if asked else tool
+
+    @agent.tool_plain(prepare=once)
     def get_weather(city: str) -> str:
         """The weather of a city."""
         asked.append(city)
-        return "17 degrees, light rain"
+        return WEATHER_REPORT
 
     if is_streamed:
         async with agent.run_stream(WEATHER_QUESTION) as result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PERSON", "PERSON_QUESTION", "WEATHER", "WEATHER_QUESTION"]
+__all__ = ["PERSON", "PERSON_QUESTION", "WEATHER", "WEATHER_QUESTION", "WEATHER_REPORT"]
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -15,6 +15,10 @@ WEATHER: dict[str, Any] = {
 """Arguments of the function get_weather."""
 
 WEATHER_QUESTION = "What is the weather in Paris?"
+
+WEATHER_REPORT = '{"temperature": 17, "sky": "light rain"}'
+"""The function's result. As long as a model as small as ours is shown the function, it calls it again and
+again; so the tests offer it once, and the answer to the result is made without it."""
 
 PERSON: dict[str, Any] = {
     "type": "object",

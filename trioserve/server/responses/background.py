@@ -24,6 +24,7 @@ from trioserve.server.responses.writer import ResponseWriter
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from trioserve.outputs import RequestOutput
 
 __all__ = ["Background", "BackgroundRun", "open_background"]
 
@@ -91,6 +92,8 @@ class Background:
     async def _run(self, run: BackgroundRun) -> None:
         try:
             await run.run()
+        except Exception:  # as of any request: its siblings go on
+            _logger.exception("a background response failed")
         finally:
             del self._runs[run.id]
             run.ended.set()
@@ -113,6 +116,8 @@ class BackgroundRun:
     field_names: Mapping[str, str]
     """As for `rename`."""
     log: EventLog = attrs.field(init=False, factory=EventLog)
+    has_begun: trio.Event = attrs.field(init=False, factory=trio.Event)
+    """It is in the store, as far as it can be written: whoever knows its id finds it, also after a crash."""
     ended: trio.Event = attrs.field(init=False, factory=trio.Event)
     """It is in the store, and its task has nothing more to do."""
     _cancellation: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
@@ -135,17 +140,25 @@ class BackgroundRun:
         self.cancel()
 
     async def run(self) -> None:
-        """Raises nothing but Cancelled, from outside; then it is stored as cancelled."""
+        """Cancelled from outside, it is stored as cancelled. Other errors are faults of the program."""
         last: list[bytes] = []
         try:
             with self.app.open_request(self.deadline):
                 async with self.resources:
                     await self._keep()
+                    self.has_begun.set()
                     last = await self._make()
+        except Exception as error:
+            last = self.writer.break_off(describe(error))
         finally:
-            last = last or self.writer.cancel()
+            await self._end(last or self.writer.cancel())
+
+    async def _end(self, last: list[bytes]) -> None:
+        self.has_begun.set()
+        try:
             with trio.move_on_after(_LAST_WRITE, shield=True):
                 await self._keep(self.log, last)
+        finally:
             self.log.append(last)
             self.log.close()
 
@@ -161,14 +174,19 @@ class BackgroundRun:
     async def _write(self) -> list[bytes]:
         try:
             while True:
-                _, output = await self.outputs.next()
-                self.log.append(self.writer.advance(output))
+                index, output = await self.outputs.next()
+                self._record(index, output)
                 if output.finished:
                     await self.deadline.lift()
                     return self.writer.finish()
+                await self.outputs.forward(self._record)
         except Exception as error:
             rename(error, self.field_names)
             return self.writer.break_off(describe(error))
+
+    def _record(self, _: int, output: RequestOutput) -> bool:
+        self.log.append(self.writer.advance(output))
+        return True
 
     async def _keep(self, log: EventLog | None = None, last: Sequence[bytes] = ()) -> None:
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trioserve.server.protocol.responses_items import InputItem, ItemResource
 
-__all__ = ["chat_messages", "stored_item"]
+__all__ = ["chat_messages", "stored_items"]
 
 
 def chat_messages(items: Iterable[InputItem], instructions: str | None = None) -> list[ChatMessage]:
@@ -106,9 +106,19 @@ class _Conversation:
         )
 
 
-def stored_item(item: InputItem, response_id: str, index: int) -> ItemResource:
-    """What lists of the response's input show; one that has no id gets one."""
-    item_id = item.id or input_item_id(item.kind, response_id, index)
+def stored_items(items: Iterable[InputItem], response_id: str) -> list[ItemResource]:
+    """What lists of the response's input show. One that has no id, or that of another one, gets one: lists
+    are read on from an id."""
+    stored: list[ItemResource] = []
+    ids: set[str] = set()
+    for index, item in enumerate(items):
+        own = item.id if item.id and item.id not in ids else input_item_id(item.kind, response_id, index)
+        ids.add(own)
+        stored.append(_stored_item(item, own))
+    return stored
+
+
+def _stored_item(item: InputItem, item_id: str) -> ItemResource:
     status = item.status or "completed"
     match item.kind:
         case "reasoning":

@@ -24,7 +24,7 @@ from trioserve.server.request_scope import (
 from trioserve.server.responses.background import BackgroundRun
 from trioserve.server.responses.chat_request import chat_request, field_names
 from trioserve.server.responses.context import ContextReader
-from trioserve.server.responses.conversation import chat_messages, stored_item
+from trioserve.server.responses.conversation import chat_messages, stored_items
 from trioserve.server.responses.home import ResponsesHome
 from trioserve.server.responses.ids import new_response_id
 from trioserve.server.responses.keeping import Keeper
@@ -150,7 +150,7 @@ class ResponseCreation:
 
     def _keeper(self, request: ResponsesRequest, response_id: str, items: Sequence[InputItem]) -> Keeper:
         assert self._home.store is not None
-        stored = [stored_item(item, response_id, index) for index, item in enumerate(items)]
+        stored = stored_items(items, response_id)
         return Keeper(
             self._home.store, client_of_request(), response_id, request.previous_response_id, stored
         )
@@ -184,8 +184,9 @@ class ResponseCreation:
             field_names=begun.field_names,
         )
         run.log.append(begun.writer.announce())
+        answer = sse_response(run.log.follow(-1)) if streams else json_reply(begun.writer.response)
         background.start(run)
-        if not streams:
-            return json_reply(begun.writer.response)
-        await deadline.lift()  # the response has its own, and its end is the stream's
-        return sse_response(run.log.follow(-1))
+        await run.has_begun.wait()
+        if streams:
+            await deadline.lift()  # the response has its own, and its end is the stream's
+        return answer

@@ -28,11 +28,12 @@ class Keeper:
     owner: str
     response_id: str
     previous_id: str | None
-    _items: Sequence[ItemResource]
+    items: Sequence[ItemResource]
+    """The input."""
     _is_forgotten: bool = attrs.field(init=False, default=False)
 
     def forget(self) -> None:
-        """From now on nothing is kept."""
+        """From now on nothing is kept, and the next `keep` takes out what is there."""
         self._is_forgotten = True
 
     async def keep(
@@ -43,17 +44,21 @@ class Keeper:
         Raises:
           StoreError: it could not be stored.
         """
-        if self._is_forgotten:
-            return
-        await self._store.put(
-            StoredResponse(
-                id=self.response_id,
-                owner=self.owner,
-                previous_id=self.previous_id,
-                response=_encode(response),
-                items=_encode(self._items),
-                is_open=response.status in {"queued", "in_progress"},
-                events=b"" if log is None else log.joined() + b"".join(last),
-                first_event=0 if log is None else log.first,
-            )
+        if not self._is_forgotten:
+            await self._store.put(self._stored(response, log, last))
+        if self._is_forgotten:  # before, or while it was put
+            await self._store.delete(self.owner, self.response_id)
+
+    def _stored(
+        self, response: ResponseObject, log: EventLog | None, last: Sequence[bytes]
+    ) -> StoredResponse:
+        return StoredResponse(
+            id=self.response_id,
+            owner=self.owner,
+            previous_id=self.previous_id,
+            response=_encode(response),
+            items=_encode(self.items),
+            is_open=response.status in {"queued", "in_progress"},
+            events=b"" if log is None else log.joined() + b"".join(last),
+            first_event=0 if log is None else log.first,
         )

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trioserve.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
+from trioserve.server.responses.store import (
+    HistoryTooLongError,
+    StoredResponse,
+    StoreLimits,
+    UnknownResponseError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +48,7 @@ class MemoryStore:
         await trio.lowlevel.checkpoint()
         return self._use(owner, response_id)
 
-    async def history(self, owner: str, response_id: str) -> Sequence[StoredResponse]:
+    async def history(self, owner: str, response_id: str, max_bytes: int) -> Sequence[StoredResponse]:
         await trio.lowlevel.checkpoint()
         found: list[StoredResponse] = []
         next_id: str | None = response_id
@@ -52,6 +57,9 @@ class MemoryStore:
             if stored is None:
                 raise UnknownResponseError(next_id)
             found.append(stored)
+            max_bytes -= stored.size_said
+            if max_bytes < 0:
+                raise HistoryTooLongError
             next_id = stored.previous_id
         return found[::-1]
 

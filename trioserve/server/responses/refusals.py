@@ -7,7 +7,9 @@ from trioserve.server.protocol.errors import ErrorDetail
 from trioserve.server.protocol.lists import shorten
 
 __all__ = [
+    "conversation_too_long",
     "events_not_kept",
+    "item_given_twice",
     "item_not_found",
     "not_background",
     "not_served",
@@ -37,6 +39,16 @@ def previous_not_found(response_id: str) -> ApiError:
 def still_in_progress(response_id: str) -> ApiError:
     message = f"The response {shorten(response_id)} is still being made; go on from it when it has ended."
     return _refusal(400, message, "previous_response_id", "previous_response_in_progress")
+
+
+def conversation_too_long(path: str, limit: str) -> ApiError:
+    message = f"{path} must refer to at most {limit}. Begin a new conversation."
+    return _refusal(400, message, path, "context_length_exceeded")
+
+
+def item_given_twice(item_id: str, path: str) -> ApiError:
+    message = f"{path} must differ from other references, got {shorten(item_id)} again."
+    return _refusal(400, message, path)
 
 
 def item_not_found(item_id: str, path: str) -> ApiError:

@@ -45,6 +45,7 @@ class _Item:
 _decode_response = msgspec.json.Decoder(_Stored).decode
 _decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_item = msgspec.json.Decoder(_Item).decode
+_encode = msgspec.json.Encoder().encode
 
 
 @attrs.frozen(eq=False)
@@ -62,9 +63,11 @@ class ResponseRoutes:
             follower = log.follow(query.starting_after)
             await request_deadline().lift()  # the response has its own, and its end is the stream's
             return sse_response(follower)
-        if run is not None:
-            return json_reply(run.writer.response)
-        return _json((await self._stored(response_id)).response)
+        if run is None:
+            return _json((await self._stored(response_id)).response)
+        if run.writer.has_ended:  # who has seen that it has ended can go on from it
+            await run.ended.wait()
+        return json_reply(run.writer.response)
 
     async def delete(self, response_id: str) -> Response:
         """DELETE /v1/responses/{id}. One that is being made ends."""
@@ -93,8 +96,9 @@ class ResponseRoutes:
     async def list_items(self, response_id: str) -> Response:
         """GET /v1/responses/{id}/input_items: a page of the input, by default the last item first."""
         query = ListQuery.of(request.args)
-        items = _decode_items((await self._stored(response_id)).items)
-        return json_reply(_page(items, query))
+        run = self._find_run(response_id)
+        items = (await self._stored(response_id)).items if run is None else _encode(run.keeper.items)
+        return json_reply(_page(_decode_items(items), query))
 
     async def compact(self) -> Response:
         """POST /v1/responses/compact, which is not served; without this, it would be a response's id."""

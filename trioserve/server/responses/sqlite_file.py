@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from trioserve.server.responses.store import StoredResponse, StoreLimits, UnknownResponseError
+from trioserve.server.responses.store import (
+    HistoryTooLongError,
+    StoredResponse,
+    StoreLimits,
+    UnknownResponseError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +31,8 @@ _LOCK_TIMEOUT = 1.0
 
 _NAMES = ("id", "owner", "previous_id", "is_open", "first_event", "response", "items", "events")
 _COLUMNS = ", ".join(_NAMES)
+_COLUMNS_SAID = _COLUMNS.replace("events", "x''")
+"""Without events, which are large, and which no history needs."""
 
 _TABLE = """\
 CREATE TABLE responses (
@@ -96,7 +103,10 @@ class ResponseFile:
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
         self._purge()
-        query = f"SELECT {_COLUMNS} FROM responses WHERE id = ? AND owner = ?"
+        return self._use(owner, response_id, _COLUMNS)
+
+    def _use(self, owner: str, response_id: str, columns: str) -> StoredResponse | None:
+        query = f"SELECT {columns} FROM responses WHERE id = ? AND owner = ?"
         row = self._run(query, response_id, owner).fetchone()
         if row is None:
             return None
@@ -104,15 +114,19 @@ class ResponseFile:
         values = dict(zip(_NAMES, row, strict=True))
         return StoredResponse(**values | {"is_open": bool(values["is_open"])})
 
-    def history(self, owner: str, response_id: str) -> Sequence[StoredResponse]:
-        """Raises UnknownResponseError if one of them is not there."""
+    def history(self, owner: str, response_id: str, max_bytes: int) -> Sequence[StoredResponse]:
+        """Raises UnknownResponseError if one of them is not there, or HistoryTooLongError."""
+        self._purge()
         found: list[StoredResponse] = []
         next_id: str | None = response_id
         while next_id is not None:
-            stored = self.get(owner, next_id)
+            stored = self._use(owner, next_id, _COLUMNS_SAID)
             if stored is None:
                 raise UnknownResponseError(next_id)
             found.append(stored)
+            max_bytes -= stored.size_said
+            if max_bytes < 0:
+                raise HistoryTooLongError
             next_id = stored.previous_id
         return found[::-1]
 

@@ -62,8 +62,8 @@ class SQLiteStore:
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         return await self._call(self._file.get, owner, response_id)
 
-    async def history(self, owner: str, response_id: str) -> Sequence[StoredResponse]:
-        return await self._call(self._file.history, owner, response_id)
+    async def history(self, owner: str, response_id: str, max_bytes: int) -> Sequence[StoredResponse]:
+        return await self._call(self._file.history, owner, response_id, max_bytes)
 
     async def delete(self, owner: str, response_id: str) -> bool:
         return await self._call(self._file.delete, owner, response_id)

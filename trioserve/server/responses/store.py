@@ -11,7 +11,14 @@ from trioserve.errors import TrioserveError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ResponseStore", "StoreError", "StoreLimits", "StoredResponse", "UnknownResponseError"]
+__all__ = [
+    "HistoryTooLongError",
+    "ResponseStore",
+    "StoreError",
+    "StoreLimits",
+    "StoredResponse",
+    "UnknownResponseError",
+]
 
 
 class StoreError(TrioserveError):
@@ -24,6 +31,10 @@ class UnknownResponseError(TrioserveError):
     def __init__(self, response_id: str) -> None:
         super().__init__(response_id)
         self.response_id = response_id
+
+
+class HistoryTooLongError(TrioserveError):
+    """It has more bytes than were wanted."""
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +70,12 @@ class StoredResponse:
     @property
     def size(self) -> int:
         """Bytes, without what keeping it costs."""
-        return len(self.response) + len(self.items) + len(self.events)
+        return self.size_said + len(self.events)
+
+    @property
+    def size_said(self) -> int:
+        """Bytes of what a history needs."""
+        return len(self.response) + len(self.items)
 
 
 class ResponseStore(Protocol):
@@ -76,11 +92,12 @@ class ResponseStore(Protocol):
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None: ...
 
-    async def history(self, owner: str, response_id: str) -> Sequence[StoredResponse]:
-        """It and all those that it goes on from, the first one first.
+    async def history(self, owner: str, response_id: str, max_bytes: int) -> Sequence[StoredResponse]:
+        """It and all those that it goes on from, the first one first; their events may be left out.
 
         Raises:
           UnknownResponseError: one of them is not there.
+          HistoryTooLongError: they have more than `max_bytes`, events apart.
         """
 
     async def delete(self, owner: str, response_id: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import attrs
 
@@ -18,7 +19,7 @@ _logger = logging.getLogger("trioserve.responses")
 
 @attrs.frozen(eq=False)
 class KeptStream:
-    """An `EventStream` whose response is in the store before its last event goes out (`sse.FrameSource`)."""
+    """An `EventStream` whose response is in the store before its last event goes out."""
 
     _events: EventStream
     _writer: ResponseWriter
@@ -29,6 +30,11 @@ class KeptStream:
         if frames is not None and self._writer.has_ended:
             await keep_if_possible(self._keeper, self._writer)
         return frames
+
+    async def forward(self, send_now: Callable[[bytes], bool]) -> None:
+        """As `sse.ForwardingSource` has it. The last output, after which there is something to store, is
+        never forwarded."""
+        await self._events.forward(send_now)
 
     def last_frames(self, error: Exception) -> bytes:
         return self._events.last_frames(error)
