@@ -55,13 +55,12 @@ class Client:
             self._install_npm(home)
         self._stamp(cache).write_text(self._digest())
 
-    def command(self, cache: Path, *, fast: bool) -> list[str]:
+    def command(self, cache: Path) -> list[str]:
         """What runs the tests."""
         home = cache / self.name
         if self.is_python:
-            chosen = ["-m", "not slow"] if fast else []
             pytest = [str(home / "bin" / "python"), "-m", "pytest", "-q", "-c", str(CLIENTS / "pytest.ini")]
-            return [*pytest, *chosen, str(self.tests)]
+            return [*pytest, str(self.tests)]
         # Node looks for packages from where a file is, so the tests go where the packages are.
         shutil.copy(CLIENTS / "support" / "servers.mjs", home)
         tests = [shutil.copy(file, home) for file in sorted(self.tests.glob("*.test.mjs"))]

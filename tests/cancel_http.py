@@ -13,16 +13,24 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
-from cancel_everywhere import Target
+from cancel_everywhere import ABORTED, LeakError, Target
 from cancel_worlds import BEAMS, NUM_TOKENS, PROMPT, EngineWorld
+from cancel_kinds import Kind
+from helpers_api import Exchange
 from helpers_http import Client, post
 from trioserve.server.app import create_app
 from trioserve.server.http import HttpLimits, serve_http
+from trioserve.server.responses.background import open_background
+from trioserve.server.responses.home import ResponsesHome
+from trioserve.server.responses.memory_store import MemoryStore
+from trioserve.server.responses.store import StoreLimits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-__all__ = ["HTTP", "HttpKind", "Site", "open_site"]
+    from trioserve.server.responses.background import Background
+
+__all__ = ["BACKGROUND", "HTTP", "WITHOUT_SEED", "HttpKind", "Site", "open_site"]
 
 
 @attrs.frozen
@@ -36,9 +44,11 @@ class HttpKind:
 
 
 _CHAT_PATH, _COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
+_RESPONSES_PATH, _MESSAGES_PATH = "/v1/responses", "/v1/messages"
 _MESSAGES = [{"role": "user", "content": "Hi"}]
 _CHAT = {"messages": _MESSAGES}
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+_RESPONSE = {"input": "Hi", "max_output_tokens": NUM_TOKENS, "seed": 0, "top_k": 1, "ignore_eos": True}
 _FORMAT = {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}
 _SAMPLING = {"max_tokens": NUM_TOKENS, "seed": 0, "top_k": 1, "ignore_eos": True}
 _BEAM_SEARCH = {
@@ -94,7 +104,13 @@ HTTP = [
     HttpKind(
         "completion, beam search", _COMPLETION_PATH, {"prompt": PROMPT, **_BEAM_SEARCH}, _texts_of_beams
     ),
+    HttpKind("responses", _RESPONSES_PATH, _RESPONSE, _chat_texts),
+    HttpKind("responses, stream", _RESPONSES_PATH, {**_RESPONSE, "stream": True}, _chat_texts),
 ]
+
+_MESSAGE = {**_CHAT, "max_tokens": NUM_TOKENS, "top_k": 1, "stream": True}
+WITHOUT_SEED = [HttpKind("messages, stream", _MESSAGES_PATH, _MESSAGE, _chat_texts)]
+"""For engines in which the seed of a request that names none does not matter."""
 
 
 class Site:
@@ -142,19 +158,75 @@ async def open_site(world: EngineWorld) -> AsyncIterator[Site]:
         nursery.cancel_scope.cancel()
 
 
+# A response that no client waits for: its task, and the nursery of such tasks, are the request's.
+
+
+async def _ask_in_background(world: EngineWorld, target: Target) -> object:
+    store = MemoryStore(StoreLimits(max_responses=10, max_bytes=2**20, ttl=3600))
+    with target.here():
+        async with open_background(1) as background:
+            target.abort = partial(_cancel_runs, background)
+            app = create_app(world.llm, responses=ResponsesHome(store, background))
+            body = json.dumps({**_RESPONSE, "background": True}).encode()
+            await Exchange(app, "POST", _RESPONSES_PATH, body, {"content-type": "application/json"}).run()
+    return _result_in(store)
+
+
+def _cancel_runs(background: Background) -> None:
+    for run in background._runs.values():
+        run.cancel()
+
+
+def _result_in(store: MemoryStore) -> object:
+    """The texts that are kept. Nothing may be kept as if it went on."""
+    kept = [stored for stored, _ in store._kept.values()]
+    if any(stored.is_open for stored in kept):
+        raise LeakError("a response that is never made is kept as one that is under way")
+    responses = [json.loads(stored.response) for stored in kept]
+    if not responses:
+        return None
+    if responses[0]["status"] == "cancelled":
+        return ABORTED
+    return _texts_in_output(responses[0])
+
+
+BACKGROUND = Kind("HTTP: responses, background", _ask_in_background, _chat_texts)
+
+
 def _texts_in(response: bytes) -> object:
     head, _, body = response.partition(b"\r\n\r\n")
     if not head.startswith(b"HTTP/1.1 200"):
         return None
     if b"text/event-stream" not in head:
-        return {choice["index"]: _text_in(choice) for choice in json.loads(body)["choices"]}
+        answer = json.loads(body)
+        if "output" in answer:
+            return _texts_in_output(answer)
+        return {choice["index"]: _text_in(choice) for choice in answer["choices"]}
     events = re.findall(rb"^data: (.*)$", body, re.MULTILINE)
+    if b"\nevent: " in body:
+        return _texts_in_named(list(map(json.loads, events)))
     if not events or events[-1].strip() != b"[DONE]":
         return None
     texts: dict[int, str] = {}
     for choice in (choice for event in events[:-1] for choice in json.loads(event)["choices"]):
         texts[choice["index"]] = texts.get(choice["index"], "") + _text_in(choice)
     return texts
+
+
+def _texts_in_output(response: dict[str, Any]) -> object:
+    (message,) = response["output"]
+    return {0: message["content"][0]["text"]}
+
+
+def _texts_in_named(events: list[dict[str, Any]]) -> object:
+    """Of a response or of a message of Anthropic's."""
+    last = events[-1]
+    if last["type"] == "response.incomplete":
+        return _texts_in_output(last["response"])
+    if last["type"] != "message_stop":
+        return None
+    deltas = [event["delta"]["text"] for event in events if event["type"] == "content_block_delta"]
+    return {0: "".join(deltas)}
 
 
 def _text_in(choice: dict[str, Any]) -> str:

@@ -46,6 +46,8 @@ class SteppedRunner(PagedRunner):
         self._gates = threading.Semaphore(0)
 
     def execute(self, batch: StepBatch) -> list[SequenceOutput]:
+        wanted = {sequence.lora for sequence in batch.sequences} - {None}
+        assert wanted <= self.adapters, "an adapter is gone before its sequences"
         if self.is_holding:
             self.begun.release()
             self._gates.acquire()

@@ -30,9 +30,11 @@ from trioserve.outputs import (
 )
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 from trioserve.server.app import create_app
+from trioserve.server.request_stream import SEND_NOW
 
 if TYPE_CHECKING:
     from trioserve.lora_request import LoRARequest
+    from trioserve.server.request_stream import Unsent
     from trioserve.server_args import ServerArgs
 
 # The engine
@@ -423,7 +425,8 @@ def _dashed(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Exchange:
-    """One request and its response; `leave` is the client's going away.
+    """One request and its response; `leave` is the client's going away. Streams are forwarded, as by our own
+    server in clear text.
 
     A body that is None never comes. `peer` is the client's address.
     """
@@ -462,7 +465,7 @@ class Exchange:
             ],
             "client": peer,
             "server": ("127.0.0.1", 8000),
-            "extensions": {},
+            "extensions": {SEND_NOW: {"send_now": self._send_now}},
         }
 
     async def run(self) -> None:
@@ -492,3 +495,7 @@ class Exchange:
     async def _send(self, message: dict[str, Any]) -> None:
         await trio.lowlevel.checkpoint()
         self._sent.append(message)
+
+    def _send_now(self, part: bytes) -> Unsent | None:
+        self._sent.append({"type": "http.response.body", "body": part, "more_body": True})
+        return None

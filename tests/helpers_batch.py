@@ -69,6 +69,9 @@ class BatchFolder:
     def num_results(self) -> int:
         return self.output.read_bytes().count(b"\n") if self.output.exists() else 0
 
+    def has_results(self, number: int) -> bool:
+        return self.num_results == number
+
     @property
     def by_id(self) -> dict[str, Any]:
         results = {result["custom_id"]: result for result in self.results}

@@ -18,7 +18,7 @@ from trioserve.server.responses.store import ResponseStore
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from trioserve.outputs import RequestOutput
 
@@ -53,6 +53,9 @@ class _PacedChannel:
         await self._permits.acquire()
         output: RequestOutput = self.inner.take_nowait()
         return output
+
+    async def forward(self, deliver: Callable[[RequestOutput], bool]) -> None:
+        """Each output is for `take`."""
 
 
 @attrs.frozen

@@ -46,7 +46,9 @@ async def test_a_preflight_needs_no_key(path: str) -> None:
     assert cors_headers(reply) == {
         "access-control-allow-origin": PAGE,
         "access-control-allow-methods": "GET, POST, OPTIONS",
-        "access-control-allow-headers": "Authorization, Content-Type, X-Request-Id, X-Request-Timeout",
+        "access-control-allow-headers": (
+            "Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Request-Timeout"
+        ),
         "access-control-expose-headers": "X-Request-Id, Retry-After",
         "access-control-max-age": "600",
     }

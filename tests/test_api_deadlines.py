@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from fake_engine import FakeEngine
+    from trioserve.server.request_stream import Unsent
 
 COMPLETIONS = "/v1/completions"
 BEAM = (COMPLETIONS, {"prompt": "Hi", "use_beam_search": True, "n": 2})
@@ -395,6 +397,9 @@ class StalledClient(Exchange):
         if len(self._sent) >= 2:
             await self.reads.wait()
         await super()._send(message)
+
+    def _send_now(self, part: bytes) -> Unsent:
+        return partial(self._send, {"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def stall(fake: FakeEngine, finish: FinishReason | None, then: Callable[[], Any]) -> StalledClient:

@@ -55,6 +55,29 @@ async def test_a_rendered_chat_asks_the_same_of_the_engine(fake: FakeEngine, fie
     assert await asked_of_the_engine(fake, GENERATE, rendered) == direct
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"functions": [{"name": "f"}], "function_call": {"name": "f"}},
+        {
+            "tools": [{"type": "function", "function": {"name": name}} for name in "fg"],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "required", "tools": [{"type": "function", "function": {"name": "f"}}],
+                },
+            },
+        },
+    ],
+)  # fmt: skip
+async def test_a_chat_with_other_spellings_of_tools(fake: FakeEngine, fields: dict[str, Any]) -> None:
+    body = {"messages": MESSAGES, "seed": 1, **fields}
+    rendered = (await post(fake, "/v1/chat/completions/render", body)).json
+    direct = await asked_of_the_engine(fake, "/v1/chat/completions", body)
+    assert direct[0]["constraints"]
+    assert await asked_of_the_engine(fake, GENERATE, rendered) == direct
+
+
 async def test_rendered_completions_ask_the_same_of_the_engine(fake: FakeEngine) -> None:
     body = {"prompt": ["Hi", "Ho there"], **MANY_FIELDS}
     rendered = (await post(fake, "/v1/completions/render", body)).json

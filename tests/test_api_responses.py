@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import trio
@@ -13,6 +14,10 @@ from helpers_api import Answer, FakeLLM
 from helpers_responses import PATH, Api, Event, PacedLLM, names, read_events, serving
 from trioserve.errors import EngineGenerateError
 from trioserve.outputs import FinishReason
+from trioserve.server.responses import context
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOOL = {
     "type": "function",
@@ -293,6 +298,55 @@ async def test_items_become_messages() -> None:
         ]  # fmt: skip
 
 
+async def test_a_call_with_wrong_arguments_is_a_call() -> None:
+    """Models write such things; then clients tell them, and go on."""
+    items = [
+        {"type": "function_call", "call_id": "c", "name": "look_up", "arguments": '{"word": }'},
+        {"type": "function_call_output", "call_id": "c", "output": "That was no JSON."},
+    ]
+    async with serving() as api:
+        first = (await api.create(input=items)).json
+        messages = await rendered(
+            api, [{"role": "user", "content": "Go on"}], previous_response_id=first["id"]
+        )
+        assert messages[0]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": {}}
+        assert messages[1]["content"] == "That was no JSON."
+        listed = (await api.items(first["id"], "order=asc")).json["data"]
+        assert listed[0]["arguments"] == '{"word": }'
+
+
+async def test_what_was_called_wrongly_can_be_gone_on_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b'<tool_call>\n{"name": "look_up", "arguments": {"word": }}\n</tool_call>'
+    monkeypatch.setattr(helpers_api, "VOCABULARY", [*helpers_api.VOCABULARY, text])
+    async with serving(Answer(token_ids=(12,)), tool_call_parser="hermes") as api:
+        first = (await api.create(tools=[TOOL])).json
+        (call,) = first["output"]
+        assert (call["arguments"], call["status"]) == ('{"word": }', "completed")
+        answer = {"type": "function_call_output", "call_id": call["call_id"], "output": "no JSON"}
+        for request in (
+            {"input": [answer], "previous_response_id": first["id"]},
+            {"input": [{"role": "user", "content": "Hi"}, call, answer]},
+        ):
+            assert (await api.create(**request)).status == 200
+            tool = api.llm.rendered[-1]["messages"][-1]
+            assert (tool["role"], tool["tool_call_id"]) == ("tool", call["call_id"])
+
+
+async def test_ids_that_a_list_has_twice_do_not_lead_in_circles() -> None:
+    items = [{"role": "user", "content": str(number), "id": "msg_1"} for number in range(3)]
+    async with serving() as api:
+        response_id = (await api.create(input=items)).json["id"]
+        seen: list[str] = []
+        query = "order=asc&limit=1"
+        while len(seen) < 10:
+            page = (await api.items(response_id, query)).json
+            seen += [item["content"][0]["text"] for item in page["data"]]
+            if not page["has_more"]:
+                break
+            query = f"order=asc&limit=1&after={page['last_id']}"
+        assert seen == ["0", "1", "2"]
+
+
 async def test_the_input_is_listed_in_pages() -> None:
     items = [
         {"role": "user", "content": "One"},
@@ -386,6 +440,40 @@ async def test_an_item_can_be_referred_to() -> None:
         assert (reply.status, reply.error["param"]) == (404, "input[0].id")
         for strange in ("msg_1", "", "x" * 1000):
             assert (await api.create(input=[{"type": "item_reference", "id": strange}])).status == 404
+
+
+async def test_an_item_is_referred_to_once() -> None:
+    async with serving() as api:
+        said = (await api.create(input="One")).json["output"][0]["id"]
+        reply = await api.create(input=[{"type": "item_reference", "id": said}] * 2)
+        assert (reply.status, reply.error["param"]) == (400, "input[1].id")
+
+
+@pytest.mark.parametrize("store", ["memory", "file"])
+async def test_a_short_request_cannot_bring_up_all_that_was_ever_said(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = "memory" if store == "memory" else str(tmp_path / "responses.sqlite")
+    async with serving(responses_store=path) as api:
+        first = (await api.create(input="One")).json
+        second = (await api.create(input="Two", previous_response_id=first["id"])).json
+        size = len(json.dumps(first)) + len(json.dumps(second))
+        monkeypatch.setattr(context, "MAX_CONTEXT_BYTES", size)  # the inputs are too much
+        assert (await api.create(previous_response_id=first["id"])).status == 200
+        reply = await api.create(previous_response_id=second["id"])
+        assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
+        assert reply.error["code"] == "context_length_exceeded"
+        references = [
+            {"type": "item_reference", "id": response["output"][0]["id"]} for response in (first, second)
+        ]
+        assert (await api.create(input=references[:1])).status == 200
+        reply = await api.create(input=references)
+        assert (reply.status, reply.error["param"]) == (400, "input[1].id")
+        monkeypatch.undo()
+        assert (await api.create(input=references)).status == 200
+        monkeypatch.setattr(context, "MAX_MESSAGES", 3)
+        reply = await api.create(previous_response_id=second["id"])
+        assert (reply.status, reply.error["param"]) == (400, "previous_response_id")
 
 
 async def test_what_is_gone_cannot_be_gone_on_from() -> None:
@@ -500,8 +588,7 @@ async def test_another_key_finds_nothing() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
          "input[0].content[0].type"),
         ({"input": [{"type": "web_search_call", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "no"}]},
-         "input[0].arguments"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL | {"name": "no spaces"}]}, "tools[0].name"),

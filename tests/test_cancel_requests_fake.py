@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cancel_everywhere import ABORTING, LEAVING, RESUMING, WAITING, cancel_everywhere
-from cancel_http import HTTP, HttpKind, open_site
+from cancel_http import BACKGROUND, HTTP, WITHOUT_SEED, HttpKind, open_site
 from cancel_kinds import LIBRARY, NAMED, Kind
 from cancel_report import tell
 from cancel_worlds import ScriptedWorld
@@ -35,7 +35,21 @@ async def test_in_a_library(
         )
 
 
-@pytest.mark.parametrize("kind", HTTP, ids=lambda kind: kind.name)
+async def test_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
+) -> None:
+    async with ScriptedWorld.open(tmp_path, monkeypatch) as world:
+        run = partial(BACKGROUND.run, world)
+        moments = (WAITING, RESUMING, ABORTING)
+        expected = await BACKGROUND.expected(world)
+        tell(
+            record_property,
+            ENGINE,
+            await cancel_everywhere(BACKGROUND.name, world, run, expected, moments=moments),
+        )
+
+
+@pytest.mark.parametrize("kind", [*HTTP, *WITHOUT_SEED], ids=lambda kind: kind.name)
 async def test_over_http(
     kind: HttpKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:

@@ -10,6 +10,7 @@ import trio
 
 from fake_engine import FakeEngine, open_fake_llm
 from helpers_api import Client
+from trioserve.config import LoRAModule
 from trioserve.errors import InvalidConfigError
 from trioserve.outputs import FinishReason
 from trioserve.server_args import ServerArgs
@@ -59,26 +60,64 @@ async def post(engine: FakeEngine, client: Client, path: str, body: dict[str, An
     [
         ("/v1/completions", {"prompt": "Hi"}),
         ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {"max_tokens": 1}}),
+        ("/invocations", {"prompt": "Hi"}),
+        ("/invocations", {"messages": MESSAGES}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/chat/completions/batch", {"messages": [MESSAGES, MESSAGES]}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v1/responses", {"input": "Hi"}),
     ],
 )
 async def test_an_adapter_is_a_model(
     path: str, body: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_server(tmp_path, monkeypatch, lora_modules=["sql=adapters/sql"]) as (engine, client):
-        for name, key, told in [("sql", "sql#1", "sql"), ("alias", None, "base"), (None, None, "base")]:
+        engine.llm.tokenizer.chat_template = "{{ messages[0].content }}"
+        for name, key, told in [("sql", "sql#1", "sql"), ("alias", None, "base"), ("", None, "base")]:
             reply = await post(engine, client, path, {**body, "model": name})
             assert reply.status == 200, reply.body
             assert reply.json["model"] == told
             assert engine.client.added[-1].lora == key
         reply = await client.post(path, {**body, "model": "law"})
-        assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+        assert reply.status == 404
+        assert "law" in reply.error["message"]
 
 
-async def test_streams_name_the_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+        ("/v1/responses", {"input": "Hi"}),
+    ],
+)
+async def test_streams_name_the_adapter(
+    path: str, body: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with open_server(tmp_path, monkeypatch, lora_modules=["sql=adapters/sql"]) as (engine, client):
-        body = {"prompt": "Hi", "model": "sql", "stream": True}
-        reply = await post(engine, client, "/v1/completions", body)
+        engine.llm.tokenizer.chat_template = "{{ messages[0].content }}"
+        reply = await post(engine, client, path, {**body, "model": "sql", "stream": True})
+        assert reply.status == 200, reply.body
         assert b'"model":"sql"' in reply.body
+        assert b'"model":"base"' not in reply.body
+
+
+@pytest.mark.parametrize(
+    "name", ["org/law", "a b", "50%", "#1?x=y", "é→\U0001f600", '"quoted"', "..", "base/..", "A" * 1024]
+)
+async def test_names_of_all_kinds(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = LoRAModule(name=name, path="l")
+    async with open_server(tmp_path, monkeypatch, lora_modules=[module]) as (engine, client):
+        reply = await post(engine, client, "/v1/completions", {"prompt": "Hi", "model": name})
+        assert (reply.status, reply.json["model"]) == (200, name)
+        assert engine.client.added[-1].lora == f"{name}#1"
+        cards = (await client.get("/v1/models")).json["data"]
+        assert cards[-1]["id"] == name
+        assert (await client.get(f"/v1/models/{name}")).json == cards[-1]
+        reply = await client.post("/v1/unload_lora_adapter", {"lora_name": name})
+        assert reply.status == 200
+        assert (await client.get(f"/v1/models/{name}")).status == 404
 
 
 async def test_the_list_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +184,37 @@ async def test_refused_updates(
         reply = await client.post("/v1/load_lora_adapter", body)
         assert (reply.status, reply.error["param"]) == (status, param), reply.body
         assert not any("lora" in call[0] for call in engine.client.calls)
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+async def test_files_that_lie_elsewhere(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither whether there is something nor what it is can be told from the answer."""
+    async with open_server(tmp_path, monkeypatch) as (_, client):
+        directory = tmp_path / "adapters" / "sql"
+        directory.mkdir()
+        (tmp_path / "secret").write_text('{"peft_type": "secret"}')
+        body = {"lora_name": "sql", "lora_path": str(directory)}
+        answers = set()
+        for target in ("secret", "missing"):
+            (directory / file).symlink_to(tmp_path / target)
+            reply = await client.post("/v1/load_lora_adapter", body)
+            answers.add((reply.status, reply.error["param"], reply.error["message"]))
+            (directory / file).unlink()
+        ((status, param, _),) = answers
+        assert (status, param) == (400, "lora_path")
+        (tmp_path / "adapters" / "blob").touch()
+        (directory / file).symlink_to("../blob")
+        assert (await client.post("/v1/load_lora_adapter", body)).status == 200
+
+
+async def test_what_is_loaded_is_what_was_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that leads elsewhere by the time an engine core reads it, or the next one, counts no more."""
+    async with open_server(tmp_path, monkeypatch) as (engine, client):
+        (tmp_path / "adapters" / "v1").mkdir()
+        (tmp_path / "adapters" / "current").symlink_to("v1")
+        body = {"lora_name": "sql", "lora_path": str(tmp_path / "adapters" / "current")}
+        assert (await client.post("/v1/load_lora_adapter", body)).status == 200
+        assert engine.client.calls[-1] == ("load_lora", "sql#1", str(tmp_path / "adapters" / "v1"))
 
 
 @pytest.mark.parametrize(("answer", "status"), [([True, "none in x"], 404), ([False, "rank"], 400)])

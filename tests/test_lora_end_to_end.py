@@ -76,6 +76,12 @@ def test_offline(model: tuple[Path, dict[str | None, Any]]) -> None:
         with pytest.raises(ValueError, match=r"prompts \(1\) and lora_request \(9\) must be the same"):
             llm.generate("x", GREEDY, lora_request=adapters, use_tqdm=False)
         assert [adapter.name for adapter in llm.list_loras()] == ["a", "b", "c"]
+        llm.sleep(level=2)  # adapters stay
+        llm.load_lora(LoRARequest("d", lora_path=directory / "b"))
+        llm.wake_up()
+        for name, adapter in {"a": "a", "d": "b"}.items():
+            (one,) = llm.generate("x", GREEDY, lora_request=LoRARequest(name), use_tqdm=False)
+            assert list(one.outputs[0].token_ids) == expected(models[adapter], "x")
         llm.unload_lora("a")
         with pytest.raises(LoRANotFoundError):
             llm.generate("x", GREEDY, lora_request=LoRARequest("a"), use_tqdm=False)
@@ -118,7 +124,7 @@ async def test_what_cannot_be_loaded(model: tuple[Path, dict[str | None, Any]], 
             with pytest.raises(error, match=message):
                 await llm.complete("x", GREEDY, lora_request=LoRARequest("x", lora_path=str(path)))
         await llm.complete("x", GREEDY)
-    args = EngineArgs.from_dict(engine_args(directory, lora_modules=[f"d={tmp_path}/dora"]))
+    args = EngineArgs.from_dict(engine_args(directory, engine="inproc", lora_modules=[f"d={tmp_path}/dora"]))
     with pytest.raises(EngineStartError, match="lora_modules: The adapter's use_dora must be unset"):
         async with AsyncLLM.from_engine_args(args):
             pass

@@ -9,9 +9,10 @@ import attrs
 import pytest
 import trio
 
-from fake_engine import FakeEngine, FakeEngineClient, open_fake_llm
+from fake_engine import FakeEngine, open_fake_llm
 from hash_engine import open_hash_llm
 from helpers_core import Driver
+from helpers_lora_cores import Cores, lora_calls
 from trioserve import (
     BeamSearchParams,
     EngineArgs,
@@ -47,10 +48,6 @@ async def open_with_adapters(
 async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeEngine]:
     async with open_with_adapters(tmp_path, monkeypatch) as engine:
         yield engine
-
-
-def lora_calls(client: FakeEngineClient) -> list[tuple[Any, ...]]:
-    return [call for call in client.calls if "lora" in call[0]]
 
 
 async def run_one(engine: FakeEngine, lora_request: LoRARequest | None) -> str | None:
@@ -91,6 +88,8 @@ def test_adapters_of_the_command_line_and_of_programs() -> None:
         ({"lora_modules": ["a=b"]}, "lora_modules must be empty without enable_lora"),
         ({"enable_lora": True, "lora_modules": ["ab"]}, "lora_modules must be NAME=PATH or JSON"),
         ({"enable_lora": True, "lora_modules": ["=b"]}, "lora_modules must be NAME=PATH or JSON"),
+        ({"enable_lora": True, "lora_modules": ["a\nb=c"]}, "of printable characters, got 'a.nb=c'"),
+        ({"enable_lora": True, "lora_modules": ["a" * 1025 + "=c"]}, "of printable characters"),
         ({"enable_lora": True, "lora_modules": ["{"]}, "lora_modules must be a JSON object"),
         ({"enable_lora": True, "lora_modules": ['{"name": "a"}']}, "lora_modules.path is required"),
         ({"enable_lora": True, "lora_modules": ["a=b", "a=c"]}, "different names, got 'a'"),
@@ -313,27 +312,6 @@ async def test_a_start_with_an_adapter_that_cannot_be_loaded(
     with pytest.raises(EngineStartError, match="lora_modules: There is no LoRA adapter in missing"):
         async with open_hash_llm(tmp_path, monkeypatch, enable_lora=True, lora_modules=["a=missing"]):
             pass
-
-
-class Cores:
-    """Each core is a new client; what it was told of adapters."""
-
-    def __init__(self) -> None:
-        self.clients: list[FakeEngineClient] = []
-        self.told: list[list[str]] = []
-        self.failing: dict[str, str] = {}
-        self.gate = trio.Event()
-        self.gate.set()
-
-    @asynccontextmanager
-    async def open(self, config: Any, _: object) -> AsyncIterator[FakeEngineClient]:
-        self.told.append([module.name for module in config.lora.modules])
-        await self.gate.wait()
-        client = FakeEngineClient()
-        client.answers["load_lora"] = None
-        client.ready = attrs.evolve(client.ready, failed_adapters=self.failing)
-        self.clients.append(client)
-        yield client
 
 
 async def test_a_new_core_gets_the_adapters_again(

@@ -20,6 +20,7 @@ from helpers_lora import (
     tensor_name,
 )
 from helpers_worker import (
+    GREEDY,
     DrivenSequence,
     PagedModel,
     engine_config,
@@ -31,6 +32,7 @@ from helpers_worker import (
     tiny_qwen2,
 )
 from trioserve.errors import LoRANotFoundError, ModelNotSupportedError, ModelSourceError
+from trioserve.sampling_params import SamplingParams
 from trioserve.worker.lora import Delta, make_adapter, step_adapters
 from trioserve.worker.lora_files import read_adapter
 from trioserve.worker.model_runner import ModelRunner
@@ -153,6 +155,52 @@ def test_the_runner_gives_the_tokens_of_merged_weights(tmp_path: Path) -> None:
     assert [len(sequence.output) for sequence in sequences] == [9, 9, 8]
 
 
+def test_rows_without_an_adapter_are_what_they_are_without_any(tmp_path: Path) -> None:
+    """To the bit, in a batch of the same size."""
+    theirs = tiny_llama()
+    save_random_adapter(tmp_path / "a", theirs)
+    paged = paged_with(theirs, tmp_path, "a")
+    found = []
+    for others in (None, "a"):
+        sequences = [paged.new_sequence(PROMPT[:size]) for size in (9, 7, 12)]
+        sequences[0].lora = sequences[2].lora = others
+        found.append(paged.step([(sequence, 20) for sequence in sequences]))
+    (without, between) = (logits[1] for logits in found)
+    assert torch.equal(without, between)
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1, top_p=0.9, logprobs=1)])
+def test_an_adapter_that_overflows_spoils_its_own_rows_only(params: SamplingParams, tmp_path: Path) -> None:
+    theirs = tiny_llama()
+    theirs.save_pretrained(tmp_path)
+    tensors = {name: 1e30 * tensor for name, tensor in random_tensors(theirs).items()}
+    save_adapter(tmp_path / "huge", tensors, adapter_json())
+    runner = ModelRunner(resolved(tmp_path), engine_config(enable_lora=True))
+    try:
+        runner.allocate_kv_cache(100)
+        runner.add_adapter("huge", runner.read_adapter(str(tmp_path / "huge")))
+        blocks = iter(range(100))
+
+        def outputs_beside(lora: str | None) -> tuple[list[list[int]], str | None]:
+            plain, between, last = (
+                DrivenSequence(
+                    prompt=PROMPT, blocks=[next(blocks) for _ in range(12)], lora=own, params=params
+                )
+                for own in (None, lora, None)
+            )
+            failure = run_step(runner, [(plain, 40), (between, 40), (last, 40)])[1].failure
+            for _ in range(3):
+                run_step(runner, [(plain, 1), (last, 1)])
+            return [plain.output, last.output], failure
+
+        alone, failure = outputs_beside(None)
+        assert failure is None
+        assert outputs_beside("huge") == (alone, "The model's logits are no finite numbers.")
+    finally:
+        runner.close()
+
+
 loras = st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=6)
 
 
@@ -231,6 +279,7 @@ def test_adapters_that_are_something_else(
         ("base_model.model.model.embed_tokens.lora_embedding_A", (4, 101)),
         (tensor_name("model.layers.2.mlp.up_proj", "A"), (4, 32)),  # there are two layers
         (tensor_name("model.layers.0.mlp.q_proj", "A"), (4, 32)),
+        (tensor_name("model.layers.01.self_attn.q_proj", "A"), (4, 32)),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", (32,)),
     ],
 )
@@ -284,7 +333,7 @@ def test_damaged_files(model: Any, tmp_path: Path) -> None:
         read(directory, model)
     integers = {name: tensor.to(torch.int8) for name, tensor in random_tensors(model).items()}
     save_adapter(directory, integers, adapter_json())
-    with pytest.raises(ModelNotSupportedError, match=r"must be floating-point, got torch\.int8"):
+    with pytest.raises(ModelNotSupportedError, match=r"must be floating-point, .* got torch\.int8"):
         read(directory, model)
 
 

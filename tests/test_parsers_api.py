@@ -11,7 +11,7 @@ import helpers_api
 from helpers_api import VOCABULARY, Answer, Client, FakeLLM, Reply
 from helpers_parsers import split
 from trioserve.args import EngineArgs
-from trioserve.errors import InvalidConfigError
+from trioserve.errors import InvalidConfigError, InvalidRequestError
 from trioserve.outputs import FinishReason
 from trioserve.server_args import ServerArgs
 
@@ -42,10 +42,13 @@ class Model:
         special: Sequence[str] = (),
         reason: FinishReason = FinishReason.STOP,
         args: ServerArgs | None = None,
+        refused: InvalidRequestError | None = None,
     ) -> None:
         vocabulary = [*VOCABULARY, *(token.encode() for token in tokens)]
         monkeypatch.setattr(helpers_api, "VOCABULARY", vocabulary)
-        answer = Answer(token_ids=tuple(range(len(VOCABULARY), len(vocabulary))), reason=reason)
+        answer = Answer(
+            token_ids=tuple(range(len(VOCABULARY), len(vocabulary))), reason=reason, error=refused
+        )
         self.llm = FakeLLM(answer)
         self.llm.tokenizer.chat_template = template
         self.llm.tokenizer.special_tokens = frozenset(special)
@@ -122,7 +125,8 @@ async def test_a_call_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_without_tools_nothing_is_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(monkeypatch, [CALL], template=HERMES)
-    for request in ({}, {"tools": TOOLS, "tool_choice": "none"}):
+    asks: list[dict[str, Any]] = [{}, {"tools": TOOLS, "tool_choice": "none"}]
+    for request in asks:
         message, reason, _ = await model.message(**request)
         assert (message["content"], reason) == (CALL, "stop")
     assert model.llm.rendered[-1]["tools"] is not None
@@ -173,6 +177,26 @@ async def test_strict_functions_are_held_to_their_schema(monkeypatch: pytest.Mon
         '<tool_call>\n{"name": "get_weather", "arguments": ': CITY,
         '<tool_call>\n{"name": "list_files", "arguments": ': {"type": "object"},
     }
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "field"),
+    [
+        ({"tools": [STRICT]}, "tools"),
+        ({"tools": [STRICT], "response_format": {"type": "text"}}, "tools"),
+        ({"functions": [STRICT["function"]]}, "functions"),
+        ({"tools": [STRICT], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [STRICT], "structured_outputs": {"json_object": True}}, "structured_outputs"),
+    ],
+)
+async def test_a_strict_schema_that_the_core_refuses_is_the_tools(
+    monkeypatch: pytest.MonkeyPatch, request_fields: dict[str, Any], field: str
+) -> None:
+    refused = InvalidRequestError("structured_outputs is too large.", parameter="structured_outputs")
+    model = Model(monkeypatch, [], template=HERMES, refused=refused)
+    reply = await model.ask(**request_fields)
+    assert (reply.status, reply.error["param"]) == (400, field)
+    assert reply.error["message"] == f"{field} is too large."
 
 
 async def test_marks_that_are_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -176,6 +179,56 @@ async def test_what_a_killed_server_was_making_has_failed(tmp_path: Path) -> Non
         reply = await api.get(response["id"], "stream=true")
         assert (reply.status, reply.error["param"]) == (400, "response_id")
         assert (await api.create(previous_response_id=response["id"])).status == 200
+
+
+_CHILD = """
+import sys, trio
+from trioserve.server.responses.sqlite_store import open_sqlite_store
+from trioserve.server.responses.store import StoredResponse, StoreLimits
+
+async def main():
+    async with open_sqlite_store(sys.argv[1], StoreLimits(max_responses=9, max_bytes=9999, ttl=9999)) as store:
+        for name, is_open in (("done", False), ("begun", True)):
+            text = b'{"status": "queued", "error": null}'
+            await store.put(
+                StoredResponse(id=name, owner="me", previous_id=None, response=text, items=b"[]", is_open=is_open)
+            )
+        print("put", flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+async def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.sqlite")
+    with subprocess.Popen([sys.executable, "-c", _CHILD, path], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"put\n"
+        child.kill()
+    async with open_sqlite_store(path, LIMITS) as store:
+        done, begun = await store.get("me", "done"), await store.get("me", "begun")
+        assert done is not None
+        assert begun is not None
+        assert b'"queued"' in done.response
+        assert (begun.is_open, b'"failed"' in begun.response) == (False, True)
+
+
+@pytest.mark.parametrize("path", ["memory", "file"])
+async def test_a_long_conversation(path: str, tmp_path: Path) -> None:
+    where = "memory" if path == "memory" else str(tmp_path / "responses.sqlite")
+    async with serving(responses_store=where) as api:
+        previous = None
+        for number in range(200):
+            made = await api.create(
+                input=f"{number}", previous_response_id=previous, truncation="auto", max_output_tokens=8
+            )
+            assert made.status == 200, made.body
+            previous = made.json["id"]
+        assert api.store is not None
+        history = await api.store.history("address:127.0.0.1", previous, 2**20)
+        said = [json.loads(stored.items)[0]["content"][0]["text"] for stored in history]
+        assert said == [str(number) for number in range(200)]
 
 
 async def open_file(path: object) -> None:

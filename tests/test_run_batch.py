@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ from helpers_batch import COMPLETIONS, BatchFolder, request_line, until
 from trioserve.batch.errors import BatchFileError
 from trioserve.batch.lines import Result, WrongLine, WrongLineError
 from trioserve.batch.output import open_output
-from trioserve.errors import EngineDeadError, EngineRestartingError
+from trioserve.errors import EngineDeadError, EngineRestartingError, OverloadedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +27,18 @@ CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 @pytest.fixture
 def folder(tmp_path: Path) -> BatchFolder:
     return BatchFolder(tmp_path)
+
+
+class RefusingLLM(FakeLLM):
+    """Has no room at first."""
+
+    def __init__(self, refusals: list[OverloadedError]) -> None:
+        super().__init__()
+        self._refusals = refusals
+
+    def check_room(self, num_sequences: int = 1) -> None:
+        if self._refusals:
+            raise self._refusals.pop()
 
 
 def without_identity(body: Any) -> Any:
@@ -181,7 +194,7 @@ async def test_cancelled_at_any_answer_it_goes_on_from_there(folder: BatchFolder
         folder.llm.outputs_left = answers
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: folder.run(concurrency=2))
-            await until(lambda: folder.num_results == done + answers)
+            await until(partial(folder.has_results, done + answers))
             nursery.cancel_scope.cancel()
         assert len(folder.results) == done + answers  # whole lines
         assert not folder.llm.running
@@ -203,14 +216,13 @@ async def test_a_finished_answer_is_written_also_by_a_task_that_is_cancelled(tmp
 
 async def test_room_is_waited_for(folder: BatchFolder, autojump_clock: trio.testing.MockClock) -> None:
     """An engine that restarts says when it will be back."""
+    restarting = EngineRestartingError("It restarts.", retry_after=30)
+    folder.llm = RefusingLLM([restarting, restarting])
     folder.write_input(request_line("a"))
-    folder.llm.no_room = EngineRestartingError("It restarts.", retry_after=30)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(folder.run)
-        await trio.sleep(45)
-        folder.llm.no_room = None
+    started = trio.current_time()
+    await folder.run()
     assert folder.by_id["a"]["response"]["status_code"] == 200
-    assert trio.current_time() >= 60
+    assert trio.current_time() - started >= 60
 
 
 async def test_room_is_not_waited_for_without_end(

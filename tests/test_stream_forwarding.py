@@ -15,13 +15,14 @@ from helpers_complaints import CHAT, COMPLETIONS, QUESTION, http_request, parse_
 from helpers_http import serving
 from trioserve import SamplingParams
 from trioserve.core.step_result import StepResult
-from trioserve.errors import EngineDeadError
+from trioserve.errors import EngineDeadError, EngineGenerateError
 from trioserve.frontend.channel import OutputChannel
 from trioserve.link.columns import pack_step, unpack_step
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import RequestOutputKind
 from trioserve.server import byte_streams
 from trioserve.server.app import create_app
+from trioserve.server.completions import CompletionChunks
 from trioserve.server.keep_alive import KeepAliveSender
 from trioserve.worker.batch import SampledToken
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from trio.testing import MockClock
 
     from fake_engine import FakeEngine
+    from helpers_http import Client, Server
     from trioserve.link.messages import Add, StepOutputs
     from trioserve.outputs import RequestOutput
 
@@ -264,3 +266,101 @@ async def test_a_client_that_leaves_ends_a_stream_that_is_forwarded(fake: FakeEn
         fake.client.emit(add, "b")
         await until(lambda: fake.client.aborted)
     assert fake.client.aborted == [add.request_id]
+
+
+async def begin_stream(fake: FakeEngine, server: Server) -> Client:
+    """A completion whose first output has been read; then its task waits in `forward`."""
+    client = await server.connect()
+    num_before = len(fake.client.added)
+    await client.send(http_request(COMPLETIONS, ASKED[COMPLETIONS], "connection: close"))
+    await until(lambda: len(fake.client.added) > num_before)
+    fake.client.emit(fake.client.added[-1], "a")
+    await client.read_head()
+    assert b'"a"' in await client.read_chunk()
+    return client
+
+
+async def rest_of(client: Client) -> list[Any]:
+    body = b""
+    while chunk := await client.read_chunk():
+        body += chunk
+    return parse_events(body.decode())
+
+
+async def test_what_a_writer_raises_ends_its_own_stream_alone(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = CompletionChunks.write
+
+    def write_or_fail(writer: CompletionChunks, prompt_index: int, output: RequestOutput) -> bytes:
+        if "!" in output.outputs[0].text:
+            raise EngineGenerateError("This cannot be written.")
+        return write(writer, prompt_index, output)
+
+    monkeypatch.setattr(CompletionChunks, "write", write_or_fail)
+    async with serving(create_app(fake.llm)) as server:
+        clients = [await begin_stream(fake, server) for _ in range(2)]
+        first, second = fake.client.added
+        fake.client.emit_step([(first, "!", None, None), (second, "b", None, None)])
+        error, done = await rest_of(clients[0])
+        fake.client.emit(second, "c", FinishReason.LENGTH)
+        *events, _ = await rest_of(clients[1])
+    assert error["error"]["message"] == "The request failed in the engine."
+    assert done == "[DONE]"
+    assert [event["choices"][0]["text"] for event in events] == ["b", "c"]
+    assert fake.client.aborted == [first.request_id]
+
+
+async def test_who_does_not_read_is_dropped_and_holds_up_nobody(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_now = byte_streams.write_now
+    full: set[int] = set()  # ports of clients whose connections take nothing more
+
+    def write_if_not_full(sock: trio.socket.SocketType, data: bytes) -> int:
+        return 0 if sock.getpeername()[1] in full else write_now(sock, data)
+
+    async def send_never(stream: byte_streams.PlainBytes, data: memoryview) -> int:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(byte_streams, "write_now", write_if_not_full)
+    monkeypatch.setattr(byte_streams.PlainBytes, "send", send_never)
+    async with serving(create_app(fake.llm), write_timeout=0.1) as server:
+        clients = [await begin_stream(fake, server) for _ in range(2)]
+        full.add(clients[0].socket.getsockname()[1])
+        first, second = fake.client.added
+        for text in "bcd":
+            fake.client.emit_step([(first, text, None, None), (second, text, None, None)])
+            assert f'"{text}"'.encode() in await clients[1].read_chunk()
+        await until(lambda: fake.client.aborted)
+        fake.client.emit(second, "e", FinishReason.LENGTH)
+        event, _ = await rest_of(clients[1])
+    assert event["choices"][0]["text"] == "e"
+    assert fake.client.aborted == [first.request_id]
+
+
+async def test_the_engines_death_is_told_in_a_stream_that_is_forwarded(fake: FakeEngine) -> None:
+    async with serving(create_app(fake.llm)) as server:
+        client = await begin_stream(fake, server)
+        fake.client.emit(fake.client.added[0], "b")
+        fake.client.die()
+        event, error, done = await rest_of(client)
+    assert event["choices"][0]["text"] == "b"
+    assert error["error"]["code"] == "engine_dead"
+    assert done == "[DONE]"
+
+
+async def test_http_1_0_gets_the_same_events_unframed(fake: FakeEngine) -> None:
+    async with serving(create_app(fake.llm)) as server:
+        client = await server.connect()
+        await client.send(http_request(COMPLETIONS, ASKED[COMPLETIONS]).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        await until(lambda: fake.client.added)
+        (add,) = fake.client.added
+        for text in "abc":
+            fake.client.emit(add, text)
+            await wait_all_tasks_blocked(0.001)
+        fake.client.emit(add, "z", FinishReason.LENGTH)
+        head, _, body = (await client.read_to_end()).partition(b"\r\n\r\n")
+    assert b"chunked" not in head.lower()
+    assert texts_of(body.decode()) == ["a", "b", "c", "z"]

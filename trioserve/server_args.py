@@ -129,7 +129,7 @@ class ServerArgs:
     allowed_headers: tuple[str, ...] = arg(
         "headers that such pages may send",
         texts("allowed_headers"),
-        default=("Authorization", "Content-Type", "X-Request-Id", "X-Request-Timeout"),
+        default=("Authorization", "Content-Type", "X-Api-Key", "X-Request-Id", "X-Request-Timeout"),
     )
     allow_credentials: bool = arg(
         "let such pages send cookies; not with *", flag("allow_credentials"), default=False
@@ -152,6 +152,19 @@ class ServerArgs:
     exclude_tools_when_tool_choice_none: bool = arg(
         "do not show tools to the chat template where tool_choice is none",
         flag("exclude_tools_when_tool_choice_none"),
+        default=False,
+    )
+
+    # What answers tell
+
+    return_tokens_as_token_ids: bool = arg(
+        "name tokens in logprobs as token_id:42, unless a request says otherwise",
+        flag("return_tokens_as_token_ids"),
+        default=False,
+    )
+    enable_force_include_usage: bool = arg(
+        "tell the usage in every chunk of every stream of (chat) completions",
+        flag("enable_force_include_usage"),
         default=False,
     )
 

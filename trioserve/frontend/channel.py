@@ -134,7 +134,10 @@ class OutputChannel:
 
     def notify(self) -> None:
         """Hand on what there is, or wake the consumer for it."""
-        if not self.has_news or self._has_delivered():
+        if new := self._deliverable():
+            if self._has_delivered(new):
+                return
+        elif not self.has_news:
             return
         self._consumer.unpark_all()
         if self.watcher is not None:
@@ -174,14 +177,18 @@ class OutputChannel:
         everything = self.kind is RequestOutputKind.FINAL_ONLY or (
             finished and self.kind is RequestOutputKind.CUMULATIVE
         )
+        return self._output_of(
+            [completion for completion in self.completions if everything or completion.has_news],
+            finished=finished,
+        )
+
+    def _output_of(self, completions: Sequence[Completion], *, finished: bool) -> RequestOutput:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             prompt_logprobs=None if self.prompt_logprobs is None else self.prompt_logprobs.take(),
-            outputs=[
-                completion.take() for completion in self.completions if everything or completion.has_news
-            ],
+            outputs=[completion.take() for completion in completions],
             finished=finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self._metrics() if finished else None,
@@ -202,11 +209,26 @@ class OutputChannel:
             finally:
                 self._deliver = None
 
-    def _has_delivered(self) -> bool:
-        if self._deliver is None or not self._consumer or self._error is not None or self.finished:
-            return False
+    def _deliverable(self) -> list[Completion]:
+        """Those with news, if somebody is in `forward` and they are not only for `take`. One look at each
+        completion, where `has_news` and `finished` take two."""
+        if self._deliver is None or not self._consumer or self._error is not None:
+            return []
+        if self.kind is RequestOutputKind.FINAL_ONLY:
+            return []
+        new, have_ended = [], True
+        for completion in self.completions:
+            if completion.has_news:
+                new.append(completion)
+            if completion.finish_reason is None:
+                have_ended = False
+        return [] if (have_ended or self.expects_input) and self.finished else new
+
+    def _has_delivered(self, new: Sequence[Completion]) -> bool:
+        """False: what they had is delivered or lost, and the consumer is to be woken."""
+        assert self._deliver is not None
         try:
-            return self._deliver(self._output(finished=False))
+            return self._deliver(self._output_of(new, finished=False))
         except Exception as error:  # the consumer's to handle, and not of whoever brings news
             self._error = error
             return False

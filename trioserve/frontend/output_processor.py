@@ -179,13 +179,14 @@ class OutputProcessor:
         self._note_freed(freed, now)
         to_abort: list[int] = []
         touched: dict[OutputChannel, None] = {}
+        gaps: dict[float, int] = {}
         for update in updates:
             sequence = self._sequences.get(update.request_id)
             if sequence is None:
                 continue  # released while the step ran
             touched[sequence.channel] = None
             sequence.channel.adds = ()
-            self._note_times(sequence, update, now)
+            self._note_times(sequence, update, now, gaps)
             if update.prompt_logprobs and sequence.channel.prompt_logprobs is not None:
                 sequence.channel.prompt_logprobs.push(update.prompt_logprobs)
             self._push(sequence.completion, update)
@@ -194,6 +195,8 @@ class OutputProcessor:
                 self._end(sequence, sequence.completion.finish_reason)
                 if update.finish_reason is None:
                     to_abort.append(update.request_id)
+        for seconds, count in gaps.items():
+            self._metrics.record_inter_token(seconds, count)
         for channel in touched:
             channel.notify()
         return to_abort
@@ -211,7 +214,10 @@ class OutputProcessor:
             log.exception("the output of sequence %d cannot be processed", update.request_id)
             completion.fail()
 
-    def _note_times(self, sequence: _Sequence, update: RequestUpdate, now: float) -> None:
+    def _note_times(
+        self, sequence: _Sequence, update: RequestUpdate, now: float, gaps: dict[float, int]
+    ) -> None:
+        """Adds to `gaps`, seconds between tokens -> tokens: most sequences of a step have the same."""
         channel = sequence.channel
         if sequence.completion.index == 0:  # the others find what the first one has computed
             channel.num_cached_tokens = update.num_cached_tokens
@@ -222,7 +228,8 @@ class OutputProcessor:
             self._metrics.record_first_token(now - channel.arrival_time)
         if sequence.last_token_time is not None:
             count = len(update.token_ids)
-            self._metrics.record_inter_token((now - sequence.last_token_time) / count, count)
+            seconds = (now - sequence.last_token_time) / count
+            gaps[seconds] = gaps.get(seconds, 0) + count
         sequence.last_token_time = channel.last_token_time = now
 
     def _end(self, sequence: _Sequence, reason: FinishReason) -> None:

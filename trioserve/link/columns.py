@@ -127,15 +127,16 @@ def _unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
     rows = None if outputs.logprobs is None else _unpack_logprobs(outputs.logprobs, len(token_ids))
     for request_id, own, reason, stop_token_id, num_cached_tokens, prompt_rows in columns:
         own_rows = None if rows is None else rows[own]
+        # By position: keywords cost as much again.
         yield RequestUpdate(
-            request_id=request_id,
-            token_ids=token_ids[own],
-            finish_reason=FinishReason(reason) if reason else None,
-            stop_token_id=None if stop_token_id < 0 else stop_token_id,
-            completes_grammar=stop_token_id == _GRAMMAR_COMPLETE,
-            num_cached_tokens=num_cached_tokens,
-            logprobs=own_rows if own_rows and own_rows[0].token_ids else None,
-            prompt_logprobs=prompt_rows,
+            request_id,
+            token_ids[own],
+            FinishReason(reason) if reason else None,
+            None if stop_token_id < 0 else stop_token_id,
+            num_cached_tokens,
+            own_rows if own_rows and own_rows[0].token_ids else None,
+            stop_token_id == _GRAMMAR_COMPLETE,
+            prompt_rows,
         )
 
 

@@ -27,6 +27,7 @@ from trioserve.server.models_route import Models
 from trioserve.server.openapi import Description
 from trioserve.server.openapi_routes import routes_of
 from trioserve.server.rendering import Rendering
+from trioserve.server.reply_defaults import ReplyDefaults
 from trioserve.server.request_limits import RequestLimits
 from trioserve.server.request_scope import App
 from trioserve.server.responses.creation import ResponseCreation
@@ -68,7 +69,7 @@ def create_app(
         opened it for `responses`.
     """
     args = server_args or ServerArgs()
-    service = Service.for_llm(llm)
+    service = Service.for_llm(llm, ReplyDefaults.of(args))
     app = App("trioserve", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = args.max_body_size
     app.config["MAX_JSON_DEPTH"] = args.max_json_depth

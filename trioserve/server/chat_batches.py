@@ -31,7 +31,7 @@ class ChatBatches:
 
     async def create(self) -> Response:
         service = self._turns.service
-        request = await service.read_request(CHAT_BATCH_READER)
+        request = service.reply_defaults.complete(await service.read_request(CHAT_BATCH_READER))
         limit_request(request.timeout)
         service.check_model(request.model)
         head = service.reply_head("chatcmpl", request.request_id, request.model)

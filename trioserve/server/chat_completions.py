@@ -47,7 +47,7 @@ class ChatCompletions:
 
     async def create(self) -> Response:
         service = self._turns.service
-        request = (await service.read_request(CHAT_READER)).simplified()
+        request = service.reply_defaults.complete(await service.read_request(CHAT_READER)).simplified()
         limit_request(request.timeout)
         service.check_model(request.model)
         head = service.reply_head("chatcmpl", request.request_id, request.model)
@@ -140,8 +140,12 @@ class ChatChunks:
         self, parts: Sequence[Part], completion: CompletionOutput
     ) -> TypeGuard[Sequence[TextPart]]:
         """Nothing else is to be said of this output, as of nearly all."""
-        says_more = completion.finish_reason is not None or self._shows_tokens or self._wants_continuous_usage
-        return not says_more and all(type(part) is TextPart for part in parts)
+        if completion.finish_reason is not None or self._shows_tokens or self._wants_continuous_usage:
+            return False
+        for part in parts:  # noqa: SIM110 - asked for each token, a generator would cost more than the rest
+            if type(part) is not TextPart:
+                return False
+        return True
 
     def _text_frame(self, index: int, text: str) -> bytes:
         if (frame := self._text_frames.get(index)) is None:

@@ -44,7 +44,7 @@ class Completions:
     _service: Service
 
     async def create(self) -> Response:
-        request = await self._service.read_request(COMPLETION_READER)
+        request = self._service.reply_defaults.complete(await self._service.read_request(COMPLETION_READER))
         limit_request(request.timeout)
         self._service.check_model(request.model)
         head = self._service.reply_head("cmpl", request.request_id, request.model)
@@ -72,6 +72,7 @@ class _ChoiceWriter:
         self._request = request
         self._tokenizer = tokenizer
         self._num_samples = request.n or 1
+        self._shows_all = not request.chooses and request.max_tokens != 0
         self._columns = LogprobColumns(
             tokenizer=tokenizer,
             num_top=request.logprobs or 0,
@@ -98,6 +99,8 @@ class _ChoiceWriter:
     def completions(self, output: RequestOutput) -> list[CompletionOutput]:
         """What is to be written of an output."""
         drawn = output.outputs
+        if self._shows_all:
+            return drawn
         shown = _best(drawn, self._num_samples) if self._request.chooses else drawn
         if self._request.max_tokens == 0:
             return [_without_tokens(completion) for completion in shown]

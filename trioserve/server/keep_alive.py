@@ -42,6 +42,7 @@ class KeepAliveSender:
         self._send_now = send_now
         self._unsent: Unsent | None = None  # of the last frame, from when it was sent in part to when it is
         self._interval = interval
+        self._now = trio.lowlevel.current_clock().current_time  # `trio.current_time`, without looking for it
         self._begun = False
         self._silent_since = math.inf  # of trio's clock; infinity while a frame is sent, or none has been yet
         self._comment_sent: trio.Event | None = None  # while a comment is on its way
@@ -74,7 +75,7 @@ class KeepAliveSender:
         self._unsent = self._send_now(frame)
         if self._unsent is not None:
             return False
-        self._silent_since = trio.current_time()
+        self._silent_since = self._now()
         return True
 
     async def send(self, frame: bytes) -> None:

@@ -40,7 +40,7 @@ class Rendering:
 
     async def chat(self) -> Response:
         service = self._turns.service
-        request = await service.read_request(CHAT_READER)
+        request = (await service.read_request(CHAT_READER)).simplified()
         limit_request(request.timeout)
         service.check_model(request.model)
         head = service.reply_head("chatcmpl", request.request_id, request.model)

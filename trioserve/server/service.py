@@ -22,6 +22,7 @@ from trioserve.server.errors import (
 )
 from trioserve.server.framing import ReplyHead
 from trioserve.server.protocol.json_depth import check_json_depth
+from trioserve.server.reply_defaults import ReplyDefaults
 from trioserve.server.request_ids import MAX_REQUEST_ID, is_request_id
 from trioserve.version import __version__
 
@@ -51,11 +52,12 @@ class Service:
     """Unix time."""
     system_fingerprint: str
     """Stands for everything that decides what a seed gives."""
+    reply_defaults: ReplyDefaults = attrs.field(factory=ReplyDefaults)
     # One at a time: reading takes a core, and may take a hundred times the body's size of memory.
     _reading: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(1))
 
     @classmethod
-    def for_llm(cls, llm: AsyncLLM) -> Service:
+    def for_llm(cls, llm: AsyncLLM, reply_defaults: ReplyDefaults) -> Service:
         config = llm.config
         deciding = (config.scheduler, config.cache, config.threads, config.logits_processors, llm.model)
         return cls(
@@ -63,6 +65,7 @@ class Service:
             model_names=llm.config.model.served_model_names,
             started=int(time.time()),
             system_fingerprint=f"trioserve-{__version__}-{hashlib.sha256(repr(deciding).encode()).hexdigest()[:8]}",
+            reply_defaults=reply_defaults,
         )
 
     async def read_request(self, reader: RequestReader[T]) -> T:

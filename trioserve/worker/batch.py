@@ -96,4 +96,4 @@ class SequenceOutput:
     prompt_logprobs: Sequence[LogprobRow] = ()
     """Of consecutive prompt positions from `prompt_logprobs_start` on."""
     failure: str | None = None
-    """Why this sequence cannot go on (its grammar ran into a limit); there are no tokens then."""
+    """Why this sequence cannot go on (its grammar ran into a limit, say); there are no tokens then."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["AdapterFile", "LowRank", "read_adapter"]
 
 _NAME = re.compile(
-    r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>\d{1,6})\.(?P<parent>\w+)\.(?P<part>\w+))"
+    r"base_model\.model\.(?P<module>model\.layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<parent>\w+)\.(?P<part>\w+))"
     r"\.lora_(?P<matrix>[AB])\.weight"
 )
 
@@ -107,7 +107,7 @@ class _Matrices:
         }
         self._names: dict[tuple[int, str, str], str] = {}
         self._modules: dict[tuple[int, str], str] = {}
-        for name in tensors:
+        for name in sorted(tensors):
             self._note(name, model.num_layers)
         if not self._names:
             raise ModelSourceError("The adapter has no matrices.")

@@ -18,9 +18,9 @@ def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     somebody cuts short meanwhile would then end the process.
 
     Raises:
-      OSError: it cannot be read, is no regular file (EINVAL), or has more than `max_bytes` (EFBIG).
+      OSError: it cannot be read, is no regular file, or has more than `max_bytes` (EFBIG).
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    with open(path, "rb", opener=_open_at_once) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "no regular file")
@@ -28,3 +28,7 @@ def read_regular_file(path: Path, *, max_bytes: int) -> bytes:
     if max(status.st_size, len(content)) > max_bytes:
         raise OSError(errno.EFBIG, f"it has more than {max_bytes} bytes")
     return content
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Sampler", "uniform"]
 
 _NO_MASKS: dict[int, np.ndarray] = {}
+_NOT_FINITE = "The model's logits are no finite numbers."
 
 
 class Sampler:
@@ -74,22 +75,27 @@ class Sampler:
         logit_bias, penalties, custom processors and the thinking budget change the logits; greedy rows take
         the highest, the others go through temperature, min_p, top_k, top_p and a draw. A row's token depends
         on its own logits, parameters, history, seed and position only. `trioserve.worker.masks` says what
-        happens where constraints contradict each other.
+        happens where constraints contradict each other. Logits that are no finite numbers, as weights (an
+        adapter's, say) may make them, are the failure of their own sequence.
 
         logits: [R, vocab], 1 + num_drafts rows per sequence, fp32 or bf16; fp32 ones are overwritten.
         grammar_masks: of the sequences with a grammar, as `GrammarMasks` fills them.
         """
         logits = logits.float()
         if not self._processes_greedy and all(_is_plain_greedy(sequence) for sequence in sequences):
-            drawn: list[int] = logits.argmax(-1).tolist()
-            return _plain_outputs(drawn, sequences)
+            highest = logits.argmax(-1, keepdim=True)  # a NaN counts as such
+            is_finite: list[bool] = logits.gather(-1, highest)[:, 0].isfinite().tolist()
+            drawn: list[int] = highest[:, 0].tolist()
+            return _plain_outputs(drawn, is_finite, sequences)
         step = _Step.of(sequences, self._histories.of(sequences), grammar_masks)
+        failures = dict.fromkeys(_mend(logits), _NOT_FINITE)
         logprobs = RawLogprobs.capture(logits, step.rows)
-        logits, broken = self._shape(logits, step)
-        return _outputs(_choose(logits, step.rows), step, logprobs, broken)
+        logits, unusable = self._shape(logits, step)
+        failures = dict.fromkeys(unusable, "A custom logits processor left no token to draw.") | failures
+        return _outputs(_choose(logits, step.rows), step, logprobs, failures)
 
     def _shape(self, logits: torch.Tensor, step: _Step) -> tuple[torch.Tensor, set[int]]:
-        """Everything between the raw logits and the choice; and the rows that cannot be drawn from."""
+        """Everything between the raw logits and the choice; and the rows that processors made unusable."""
         rows, vocab_size = step.rows, logits.shape[1]
         keep_only(logits, step.allowed)
         bad = ((index, row.history.bad_words, row) for index, row in enumerate(rows))
@@ -182,13 +188,18 @@ def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     return token_ids
 
 
-def _plain_outputs(drawn: list[int], sequences: Sequence[ScheduledSequence]) -> list[SequenceOutput]:
+def _plain_outputs(
+    drawn: list[int], is_finite: list[bool], sequences: Sequence[ScheduledSequence]
+) -> list[SequenceOutput]:
     outputs = []
     first = 0
     for sequence in sequences:
         end = first + 1 + sequence.num_drafts
         kept = _kept(drawn[first:end], drafts_of(sequence))
-        outputs.append(SequenceOutput([SampledToken(token) for token in kept]))
+        if all(is_finite[first : first + len(kept)]):
+            outputs.append(SequenceOutput([SampledToken(token) for token in kept]))
+        else:
+            outputs.append(SequenceOutput(failure=_NOT_FINITE))
         first = end
     return outputs
 
@@ -204,7 +215,7 @@ def _kept(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
 
 
 def _outputs(
-    drawn: list[int], step: _Step, logprobs: RawLogprobs | None, broken: set[int]
+    drawn: list[int], step: _Step, logprobs: RawLogprobs | None, failures: Mapping[int, str]
 ) -> list[SequenceOutput]:
     kept = [
         _kept(drawn[rows.start : rows.stop], drafts_of(sequence))
@@ -215,8 +226,7 @@ def _outputs(
     outputs = []
     for sequence, tokens, rows in zip(step.sequences, kept, kept_rows, strict=True):
         failure = _advance(sequence, tokens)
-        if not broken.isdisjoint(rows):
-            failure = "A custom logits processor left no token to draw."
+        failure = next((failures[row] for row in rows if row in failures), failure)
         outputs.append(
             _output(tokens, rows, reported) if failure is None else SequenceOutput(failure=failure)
         )

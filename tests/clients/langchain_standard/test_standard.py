@@ -28,7 +28,9 @@ class TestChatModel(ChatModelIntegrationTests):
             "api_key": self._tools.key,
             "model": self._tools.model,
             "temperature": 0,
-            "max_tokens": 128,
+            "presence_penalty": 1.0,  # so small a model's jokes do not end without it
+            "max_tokens": 160,
+            "stream_usage": True,  # off by default for servers that are not OpenAI's
             "max_retries": 0,
         }
 

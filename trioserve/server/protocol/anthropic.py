@@ -130,12 +130,13 @@ class ConversationRequest:
     @property
     def field_names(self) -> dict[str, str]:
         """What a chat completion calls a parameter -> Anthropic's field."""
-        form = "tools" if self.must_call else "output_config.format"
+        form = "tools" if self.must_call or self.output_format is None else "output_config.format"
         return {
             "prompt": "messages",
             "max_completion_tokens": "max_tokens",
             "stop": "stop_sequences",
             "structured_outputs": form,
+            "structural_tag": form,
             "response_format": form,
             "json": form,
             "thinking_token_budget": "thinking.budget_tokens",

@@ -27,6 +27,7 @@ __all__ = ["ChatFields"]
 
 _FUNCTION_NAMES = {
     "structured_outputs": "functions",
+    "structural_tag": "functions",
     "json": "functions",
     "tools": "functions",
     "tool_choice": "function_call",
@@ -121,8 +122,8 @@ class ChatFields(SamplingFields):
     @property
     def field_names(self) -> dict[str, str]:
         names = super().field_names | {"logprobs": "top_logprobs"}
-        if self.must_call:
-            names |= {"structured_outputs": "tools", "json": "tools"}
+        if self.tools and (self.must_call or super().output_form is None):
+            names |= {"structured_outputs": "tools", "structural_tag": "tools", "json": "tools"}
         if self.functions:
             names |= _FUNCTION_NAMES
         return (

@@ -12,7 +12,6 @@ from msgspec import UNSET, UnsetType
 
 from trioserve.errors import InvalidRequestError
 from trioserve.server.protocol.chat import ChatTokenLogprob
-from trioserve.server.protocol.messages import FunctionCall
 
 __all__ = [
     "FunctionCallItem",
@@ -83,7 +82,7 @@ class InputItem:
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    """JSON of an object, as the model wrote it."""
+    """JSON of an object, or whatever the model wrote in its place."""
     output: str | list[InputPart] | None = None
     """Of a function that was called."""
     summary: list[InputPart] | None = None
@@ -92,8 +91,6 @@ class InputItem:
         for name in _NEEDS[self.kind]:
             if getattr(self, name) is None:
                 raise InvalidRequestError(f"An item of type {self.kind!r} needs a {name}.", parameter=name)
-        if self.kind == "function_call":
-            FunctionCall(name=self.name or "", arguments=self.arguments or "")  # it looks at the arguments
 
     @property
     def kind(self) -> str:

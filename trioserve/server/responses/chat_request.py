@@ -55,7 +55,8 @@ def field_names(request: PromptFields) -> dict[str, str]:
     if request.must_call:
         form = "tools"
     elif getattr(request, "structured_outputs", None) is None:
-        form = "text.format"
+        wants_text = request.format is None or request.format.type == "text"
+        form = "tools" if wants_text and request.allowed_tools else "text.format"
     return {
         "prompt": "input",
         "messages": "input",
@@ -63,6 +64,7 @@ def field_names(request: PromptFields) -> dict[str, str]:
         "logprobs": "top_logprobs",
         "response_format": "text.format",
         "structured_outputs": form,
+        "structural_tag": form,
         "json": form,
         "reasoning_effort": "reasoning.effort",
     }

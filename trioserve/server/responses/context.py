@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["MAX_CONTEXT_BYTES", "ContextReader"]
 
 MAX_CONTEXT_BYTES = 64 * 2**20
-"""Of the responses that one goes on from, as JSON, and of those that its references lead to: a request of a few
-bytes must not cost the memory of all that was ever said."""
+"""Of the responses that one goes on from, as JSON, and of those that its references lead to: a request of a
+few bytes must not cost the memory of all that was ever said."""
 
 _LARGE = 2**18
 """Bytes of JSON that are read in a thread, while others go on."""
@@ -158,6 +158,6 @@ def _items_of(stored: StoredResponse) -> list[InputItem]:
 
 
 def _can_be_said_again(item: msgspec.Raw) -> bool:
-    """Not so calls that were cut off: their arguments are no JSON."""
+    """Not so calls that were cut off."""
     head = _decode_head(item)
     return head.type != "function_call" or head.status == "completed"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from trioserve.errors import InvalidRequestError
 from trioserve.server.protocol.messages import ChatMessage, FunctionCall, ToolCall
 from trioserve.server.protocol.responses_items import (
     FunctionCallItem,
@@ -95,7 +96,7 @@ class _Conversation:
     def _add_call(self, item: InputItem) -> None:
         if self._turn is None:
             self._turn = _ModelTurn()
-        function = FunctionCall(name=item.name or "", arguments=item.arguments or "{}")
+        function = _called(item)
         self._turn.calls.append(ToolCall(id=item.call_id, function=function))
         self._names[item.call_id or ""] = function.name
 
@@ -104,6 +105,16 @@ class _Conversation:
         self.messages.append(
             ChatMessage(role="tool", content=item.text, tool_call_id=item.call_id, name=name)
         )
+
+
+def _called(item: InputItem) -> FunctionCall:
+    """Templates need an object. Where the model has written something else, the call has no arguments for them:
+    it is there all the same, as is what its client said of it."""
+    name = item.name or ""
+    try:
+        return FunctionCall(name=name, arguments=item.arguments or "{}")
+    except InvalidRequestError:
+        return FunctionCall(name=name)
 
 
 def stored_items(items: Iterable[InputItem], response_id: str) -> list[ItemResource]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -11,6 +11,9 @@ from trioserve.server.responses.keeping import Keeper
 from trioserve.server.responses.store import StoreError
 from trioserve.server.responses.writer import ResponseWriter
 from trioserve.server.streaming import EventStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["KeptStream", "keep_if_possible"]
 
