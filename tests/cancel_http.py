@@ -14,8 +14,8 @@ import attrs
 import trio
 
 from cancel_everywhere import ABORTED, LeakError, Target
-from cancel_worlds import BEAMS, NUM_TOKENS, PROMPT, EngineWorld
 from cancel_kinds import Kind
+from cancel_worlds import BEAMS, NUM_TOKENS, PROMPT, EngineWorld
 from helpers_api import Exchange
 from helpers_http import Client, post
 from trioserve.server.app import create_app

@@ -150,7 +150,7 @@ async def test_one_that_is_cancelled_while_its_end_is_stored_has_ended(slow: Slo
 
 
 async def test_the_input_of_one_that_was_evicted_is_known_while_it_runs() -> None:
-    async with paced(responses_store_max_responses=1) as (api, llm):
+    async with paced(responses_store_max_responses=1) as (api, _):
         first, second = await begin(api), await begin(api)
         for response_id in (first, second):
             (item,) = (await api.items(response_id)).json["data"]

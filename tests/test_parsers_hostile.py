@@ -137,3 +137,9 @@ def test_special_tokens_between_the_letters_of_a_mark(size: int) -> None:
     text = "<|pad|>".join(CALL) + "<|end|>" * 3000
     parser = WithoutSpecialTokens(tokens, CallParser(CALL_FORMATS["hermes"], FUNCTIONS))
     assert calls_of(read_with(parser, text, size)) == ['{"a": "x"}']
+
+
+def test_a_call_within_an_object_that_never_ends_wherever_it_is() -> None:
+    for length in range(4000, 4100, 3):
+        parts = read(NO_CALL + "x" * length + CALL, 10**9)
+        assert calls_of(parts) == ['{"a": "x"}'], length

@@ -187,12 +187,11 @@ from trioserve.server.responses.sqlite_store import open_sqlite_store
 from trioserve.server.responses.store import StoredResponse, StoreLimits
 
 async def main():
-    async with open_sqlite_store(sys.argv[1], StoreLimits(max_responses=9, max_bytes=9999, ttl=9999)) as store:
+    limits = StoreLimits(max_responses=9, max_bytes=9999, ttl=9999)
+    async with open_sqlite_store(sys.argv[1], limits) as store:
         for name, is_open in (("done", False), ("begun", True)):
-            text = b'{"status": "queued", "error": null}'
-            await store.put(
-                StoredResponse(id=name, owner="me", previous_id=None, response=text, items=b"[]", is_open=is_open)
-            )
+            stored = dict(id=name, owner="me", previous_id=None, items=b"[]", is_open=is_open)
+            await store.put(StoredResponse(response=b'{"status": "queued", "error": null}', **stored))
         print("put", flush=True)
         await trio.sleep_forever()
 
@@ -200,12 +199,16 @@ trio.run(main)
 """
 
 
-async def test_a_server_that_is_killed(tmp_path: Path) -> None:
-    path = str(tmp_path / "responses.sqlite")
+def fill_and_be_killed(path: str) -> None:
     with subprocess.Popen([sys.executable, "-c", _CHILD, path], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"put\n"
         child.kill()
+
+
+async def test_a_server_that_is_killed(tmp_path: Path) -> None:
+    path = str(tmp_path / "responses.sqlite")
+    await trio.to_thread.run_sync(fill_and_be_killed, path)
     async with open_sqlite_store(path, LIMITS) as store:
         done, begun = await store.get("me", "done"), await store.get("me", "begun")
         assert done is not None
@@ -219,7 +222,7 @@ async def test_a_long_conversation(path: str, tmp_path: Path) -> None:
     where = "memory" if path == "memory" else str(tmp_path / "responses.sqlite")
     async with serving(responses_store=where) as api:
         previous = None
-        for number in range(200):
+        for number in range(60):
             made = await api.create(
                 input=f"{number}", previous_response_id=previous, truncation="auto", max_output_tokens=8
             )
@@ -228,7 +231,7 @@ async def test_a_long_conversation(path: str, tmp_path: Path) -> None:
         assert api.store is not None
         history = await api.store.history("address:127.0.0.1", previous, 2**20)
         said = [json.loads(stored.items)[0]["content"][0]["text"] for stored in history]
-        assert said == [str(number) for number in range(200)]
+        assert said == [str(number) for number in range(60)]
 
 
 async def open_file(path: object) -> None:

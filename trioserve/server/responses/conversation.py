@@ -108,8 +108,8 @@ class _Conversation:
 
 
 def _called(item: InputItem) -> FunctionCall:
-    """Templates need an object. Where the model has written something else, the call has no arguments for them:
-    it is there all the same, as is what its client said of it."""
+    """Templates need an object. Where the model has written something else, the call has no arguments for
+    them: it is there all the same, as is what its client said of it."""
     name = item.name or ""
     try:
         return FunctionCall(name=name, arguments=item.arguments or "{}")
