@@ -169,9 +169,7 @@ def format_address(address: Address) -> str:
 _CODES = {413: "request_too_large", 431: "headers_too_large", 503: "shutting_down"}
 
 
-def error_body(
-    status: int, message: str | None = None, code: str | None = None, *, path: str = ""
-) -> bytes:
+def error_body(status: int, message: str | None = None, code: str | None = None, *, path: str = "") -> bytes:
     """An error object of the API that `path` (without the query) belongs to, as JSON."""
     kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
