@@ -62,7 +62,6 @@ class FakeTokenizer:
         self.added_tokens: dict[str, int] = {}
         self.special_tokens: frozenset[str] = frozenset()
         self.chat_template: str | None = None
-        self.chat_template: str | None = None
 
     def token_bytes(self, token_id: int) -> bytes:
         return VOCABULARY[token_id]

@@ -340,6 +340,31 @@ async def test_who_does_not_read_is_dropped_and_holds_up_nobody(
     assert fake.client.aborted == [first.request_id]
 
 
+async def test_a_connection_that_breaks_as_it_is_written_to_is_no_error(
+    fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_now = byte_streams.write_now
+    broken: set[int] = set()  # ports of clients
+
+    def write_unless_broken(sock: trio.socket.SocketType, data: bytes) -> int:
+        if sock.getpeername()[1] in broken:
+            raise ConnectionResetError
+        return write_now(sock, data)
+
+    monkeypatch.setattr(byte_streams, "write_now", write_unless_broken)
+    async with serving(create_app(fake.llm)) as server:
+        clients = [await begin_stream(fake, server) for _ in range(2)]
+        broken.add(clients[0].socket.getsockname()[1])
+        first, second = fake.client.added
+        fake.client.emit_step([(first, "b", None, None), (second, "b", FinishReason.LENGTH, None)])
+        assert await clients[0].read_to_end() == b""
+        event, _ = await rest_of(clients[1])
+        await until(lambda: fake.client.aborted)
+    assert event["choices"][0]["text"] == "b"
+    assert fake.client.aborted == [first.request_id]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_the_engines_death_is_told_in_a_stream_that_is_forwarded(fake: FakeEngine) -> None:
     async with serving(create_app(fake.llm)) as server:
         client = await begin_stream(fake, server)

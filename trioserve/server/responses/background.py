@@ -151,13 +151,13 @@ class BackgroundRun:
         except Exception as error:
             last = self.writer.break_off(describe(error))
         finally:
-            await self._end(last or self.writer.cancel())
+            with trio.move_on_after(_LAST_WRITE, shield=True):
+                await self._end(last or self.writer.cancel())
 
     async def _end(self, last: list[bytes]) -> None:
         self.has_begun.set()
         try:
-            with trio.move_on_after(_LAST_WRITE, shield=True):
-                await self._keep(self.log, last)
+            await self._keep(self.log, last)
         finally:
             self.log.append(last)
             self.log.close()
