@@ -33,15 +33,13 @@ KEY = "sk-clients"
 
 SERVERS = {"TEXT": "smollm2-135m", "TOOLS": "qwen2.5-coder-0.5b"}
 
-FLAGS = {
-    # float32, so that an answer does not depend on what is found in the prefix cache.
-    "TEXT": ("--dtype", "float32"),
-    "TOOLS": (),
-}
-COMMON_FLAGS = ("--kv-cache-memory", "1GiB", "--api-key", KEY, "--log.access", "false")
+# float32, so that an answer does not depend on what is found in the prefix cache.
+FLAGS = (
+    "--dtype", "float32", "--kv-cache-memory", "1GiB", "--api-key", KEY, "--log.access", "false",
+)  # fmt: skip
 
-FAST = {"anthropic_python", "huggingface", "openai_python", "openresponses"}
-"""What takes about two minutes on two cores that have nothing else to do."""
+FAST = {"anthropic_python", "huggingface", "instructor_python", "openresponses"}
+"""What takes two minutes on two cores. The tests proper have much of `openai_python`."""
 
 
 @attrs.frozen
@@ -59,7 +57,7 @@ def main() -> int:
     clients = chosen(arguments)
     installed = [install(client, arguments.cache) for client in clients]
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(serve(flags_of(name))) for name in SERVERS}
+        servers = {name: stack.enter_context(serve(flags_of(model))) for name, model in SERVERS.items()}
         environment = environment_of(servers)
         results = [
             run(client, seconds, arguments, environment)
@@ -106,8 +104,8 @@ def install(client: Client, cache: Path) -> float | None:
     return time.perf_counter() - began
 
 
-def flags_of(name: str) -> list[str]:
-    return ["--model", SERVERS[name], *FLAGS[name], *COMMON_FLAGS]
+def flags_of(model: str) -> list[str]:
+    return ["--model", model, *FLAGS]
 
 
 def environment_of(servers: Mapping[str, Served]) -> dict[str, str]:

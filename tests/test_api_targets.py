@@ -97,3 +97,19 @@ async def test_a_websocket_is_refused(path: str) -> None:
 async def test_below_a_root_path() -> None:
     assert (await ask(f"/llm{PATH}", root_path="/llm")).status == 200
     assert (await ask(PATH, root_path="/llm")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/chat/completions/batch", {"POST"}),
+        ("/v1/chat/completions/render", {"POST"}),
+        ("/v1/chat/completions/chatcmpl-1", {"GET", "HEAD", "POST", "DELETE"}),
+        ("/v1/responses/input_tokens", {"POST"}),
+        ("/v1/responses/compact", {"POST"}),
+        ("/v1/responses/resp_1", {"GET", "HEAD", "DELETE"}),
+    ],
+)
+async def test_options_lists_what_the_resource_itself_takes(path: str, methods: set[str]) -> None:
+    reply = await ask(path, "OPTIONS")
+    assert set(reply.headers["allow"].split(", ")) == methods | {"OPTIONS"}

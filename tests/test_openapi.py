@@ -108,7 +108,7 @@ def test_every_route_is_described_and_no_other() -> None:
     llm.config = EngineArgs(model="models/small", enable_lora=True).create_engine_config()
     app = Client(llm, ServerArgs(lora_directories="/", **flags)).app
     served = {
-        (re.sub(r"<(?:path:)?(\w+)>", r"{\1}", rule.rule), method.lower())
+        (re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule), method.lower())
         for rule in app.url_map.iter_rules()
         if rule.endpoint != "docs_file"  # what a page loads
         for method in rule.methods - {"HEAD", "OPTIONS"}

@@ -35,6 +35,7 @@ from trioserve.server.responses.home import ResponsesHome
 from trioserve.server.responses.routes import ResponseRoutes
 from trioserve.server.service import Service, identify_requests
 from trioserve.server.stored_completions import refuse_stored_completions
+from trioserve.server.stored_ids import StoredId
 from trioserve.server.token_generate import TokenGenerate
 from trioserve.server.tokenization import Tokenization
 from trioserve.server.tokenizing import TextEncoder
@@ -71,6 +72,7 @@ def create_app(
     args = server_args or ServerArgs()
     service = Service.for_llm(llm, ReplyDefaults.of(args))
     app = App("trioserve", static_folder=None)
+    app.url_map.converters["stored"] = StoredId
     app.config["MAX_CONTENT_LENGTH"] = args.max_body_size
     app.config["MAX_JSON_DEPTH"] = args.max_json_depth
     app.config["BODY_TIMEOUT"] = args.body_timeout
@@ -149,7 +151,7 @@ def _add_messages(app: App, door: Door, turns: Turns) -> None:
 
 def _add_responses(app: App, door: Door, turns: Turns, home: ResponsesHome) -> None:
     creation = ResponseCreation(app, turns, home, TextEncoder(turns.service.llm))
-    routes, one = ResponseRoutes(home), "/v1/responses/<response_id>"
+    routes, one = ResponseRoutes(home), "/v1/responses/<stored:response_id>"
     app.post("/v1/responses", endpoint="responses")(door.guard(creation.create))
     app.post("/v1/responses/input_tokens", endpoint="input_tokens")(creation.count)
     app.post("/v1/responses/compact", endpoint="compact")(routes.compact)
@@ -192,11 +194,10 @@ def _add_stored_completions(app: App) -> None:
     """So that clients are told why there are none."""
     path = "/v1/chat/completions"
     app.get(path, endpoint="list_stored")(refuse_stored_completions)
+    one = f"{path}/<stored:completion_id>"
     for method in ("GET", "POST", "DELETE"):
-        app.route(f"{path}/<completion_id>", methods=[method], endpoint=f"{method.lower()}_stored")(
-            refuse_stored_completions
-        )
-    app.get(f"{path}/<completion_id>/messages", endpoint="stored_messages")(refuse_stored_completions)
+        app.route(one, methods=[method], endpoint=f"{method.lower()}_stored")(refuse_stored_completions)
+    app.get(f"{one}/messages", endpoint="stored_messages")(refuse_stored_completions)
 
 
 def _add_state(app: App, service: Service, health: Health) -> None:

@@ -29,7 +29,7 @@ MODELS = """
 
 def get_weather(city: str) -> str:
     """The weather of a city."""
-    return f"{city}: {WEATHER_REPORT}"
+    return WEATHER_REPORT
 
 
 @pytest.fixture

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import openai
+import pytest
+
 if TYPE_CHECKING:
-    import openai
+    from collections.abc import Iterator
+
     from endpoint import Endpoint
+
+
+@pytest.fixture
+def talker(text: Endpoint) -> Iterator[openai.OpenAI]:
+    """Not strict: the client's types have no null for a chunk's finish reason and for the first token's
+    log-probability, where OpenAI's servers have it."""
+    with openai.OpenAI(base_url=text.api, api_key=text.key, max_retries=0) as client:
+        yield client
 
 
 def ask(endpoint: Endpoint, **more: Any) -> dict[str, Any]:

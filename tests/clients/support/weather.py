@@ -16,7 +16,7 @@ WEATHER: dict[str, Any] = {
 
 WEATHER_QUESTION = "What is the weather in Paris?"
 
-WEATHER_REPORT = '{"temperature": 17, "sky": "light rain"}'
+WEATHER_REPORT = "Say to the user: it is 17 degrees in Paris."
 """The function's result. As long as a model as small as ours is shown the function, it calls it again and
 again; so the tests offer it once, and the answer to the result is made without it."""
 

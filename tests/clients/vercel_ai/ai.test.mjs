@@ -34,7 +34,7 @@ const weatherTool = (asked) =>
   tool({
     description: "The weather of a city",
     inputSchema: z.object({ city: z.string().describe("The city, such as Rome") }),
-    execute: async ({ city }) => (asked.push(city), '{"temperature": 17, "sky": "light rain"}'),
+    execute: async ({ city }) => (asked.push(city), "Say to the user: it is 17 degrees in Paris."),
   });
 
 // As long as so small a model is shown the function, it calls it again and again.
