@@ -17,6 +17,14 @@ BOTH = pytest.mark.parametrize("path", [CHAT, TEXT])
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 
+IN_TWO_PLACES = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "anyOf": [{"properties": {"age": {"type": "integer"}}}, {"properties": {"born": {"type": "string"}}}],
+}
+"""Each place would forbid the properties of the others."""
+
+
 async def ask(llm: FakeLLM, path: str, **request: Any) -> Reply:
     prompt = {"prompt": "Hi"} if path == TEXT else {"messages": [{"role": "user", "content": "Hi"}]}
     return await Client(llm).post(path, prompt | request)
@@ -30,7 +38,11 @@ async def ask(llm: FakeLLM, path: str, **request: Any) -> Reply:
         ({"type": "json_object"}, StructuredOutputsParams(json_object=True)),
         (
             {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
-            StructuredOutputsParams(json=json.dumps(SCHEMA)),
+            StructuredOutputsParams(json=json.dumps(SCHEMA), disable_additional_properties=True),
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "one_of_two", "schema": IN_TWO_PLACES}},
+            StructuredOutputsParams(json=json.dumps(IN_TWO_PLACES)),
         ),
     ],
 )

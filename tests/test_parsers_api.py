@@ -116,6 +116,14 @@ async def test_one_call_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (message["calls"], reason) == ([("get_weather", '{"city": "Paris"}')], "tool_calls")
 
 
+async def test_one_call_at_most_is_whole_though_the_next_one_was_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model(monkeypatch, [CALL, OTHER_CALL[:-14]], template=HERMES, reason=FinishReason.LENGTH)
+    message, reason, _ = await model.message(tools=TOOLS, parallel_tool_calls=False)
+    assert (message["calls"], reason) == ([("get_weather", '{"city": "Paris"}')], "tool_calls")
+
+
 async def test_a_call_that_was_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(monkeypatch, [CALL[:-20]], template=HERMES, reason=FinishReason.LENGTH)
     message, reason, _ = await model.message(tools=TOOLS)

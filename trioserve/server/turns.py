@@ -67,6 +67,7 @@ class AnswerReader:
         self._parser = parser
         self._reasoning_tokens = reasoning_tokens
         self._max_calls = max_calls
+        self._has_more_calls = False
         self._finish_reason: str | None = None
 
     @property
@@ -91,11 +92,21 @@ class AnswerReader:
         parts = list(self._parser.feed(completion.text))
         if completion.finish_reason is not None:
             parts += self._parser.finish()
-            reason = public_finish_reason(completion)
-            self._finish_reason = "tool_calls" if reason == "stop" and self._parser.has_called else reason
-        if self._max_calls is None:
-            return parts
-        return [part for part in parts if not isinstance(part, CallPart) or part.index < self._max_calls]
+            self._finish_reason = public_finish_reason(completion)
+        if self._max_calls is not None:
+            parts = self._first_calls(parts, self._max_calls)
+        if self._finish_reason == "stop" and self._parser.has_called:
+            self._finish_reason = "tool_calls"
+        return parts
+
+    def _first_calls(self, parts: Sequence[Part], max_calls: int) -> list[Part]:
+        """Without the calls after them. If there are any, those that are told are whole, whatever becomes of
+        the answer."""
+        told = [part for part in parts if not isinstance(part, CallPart) or part.index < max_calls]
+        self._has_more_calls |= len(told) < len(parts)
+        if self._has_more_calls and self._finish_reason == "length":
+            self._finish_reason = "tool_calls"
+        return told
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.server.protocol.tool_schemas import can_be_closed
 from trioserve.structured_outputs import StructuredOutputsParams
 
 __all__ = ["JsonSchemaFormat", "ResponseFormat"]
@@ -18,7 +19,8 @@ class JsonSchemaFormat:
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
-    """Without an effect: a schema is always kept to."""
+    """Without an effect: a schema is always kept to, and objects have the properties that it names, unless it
+    allows others."""
 
     def __attrs_post_init__(self) -> None:
         if self.schema is None:
@@ -54,7 +56,9 @@ class ResponseFormat:
                 return StructuredOutputsParams(json_object=True)
             case "json_schema":
                 assert self.json_schema is not None
-                return StructuredOutputsParams(json=self.json_schema.schema)
+                schema = self.json_schema.schema or {}
+                closes = can_be_closed(schema)
+                return StructuredOutputsParams(json=schema, disable_additional_properties=closes)
             case "structural_tag":
                 return StructuredOutputsParams(structural_tag=self._structural_tag())
             case _:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trioserve.server.protocol.tools import FunctionDefinition
 
-__all__ = ["MAX_CALLS", "arguments_form", "arguments_schema", "calls_form", "closes_objects"]
+__all__ = ["MAX_CALLS", "arguments_form", "arguments_schema", "calls_form", "can_be_closed", "closes_objects"]
 
 MAX_CALLS = 16
 """In one answer: some models would never close the array."""
@@ -85,9 +85,14 @@ def _form(schema: dict[str, Any], functions: Sequence[FunctionDefinition]) -> St
 
 
 def closes_objects(functions: Sequence[FunctionDefinition]) -> bool:
-    """A function takes the parameters that it names. (Where a schema names an object's properties in several
-    places, each would forbid those of the others.)"""
-    return not any(_has_properties_in_several_places(function.parameters or {}) for function in functions)
+    """A function takes the parameters that it names."""
+    return all(can_be_closed(function.parameters or {}) for function in functions)
+
+
+def can_be_closed(schema: dict[str, Any]) -> bool:
+    """Its objects may be held to the properties that they name. Where these are in several places, each would
+    forbid those of the others."""
+    return not _has_properties_in_several_places(schema)
 
 
 def _has_properties_in_several_places(value: Any) -> bool:
