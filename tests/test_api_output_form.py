@@ -17,12 +17,17 @@ BOTH = pytest.mark.parametrize("path", [CHAT, TEXT])
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 
-IN_TWO_PLACES = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}},
-    "anyOf": [{"properties": {"age": {"type": "integer"}}}, {"properties": {"born": {"type": "string"}}}],
-}
-"""Each place would forbid the properties of the others."""
+NAMED = {"type": "object", "properties": {"name": {"type": "string"}}}
+BORN = {"properties": {"born": {"type": "string"}}}
+NEEDS_OTHERS: list[dict[str, Any]] = [
+    {**NAMED, "anyOf": [BORN, {"properties": {"age": {"type": "integer"}}}]},
+    {**NAMED, "required": ["name", "born"]},
+    {**NAMED, "minProperties": 2},
+    {"$defs": {"born": BORN}, **NAMED, "$ref": "#/$defs/born"},
+    {"$defs": {"named": NAMED}, "allOf": [{"$ref": "#/$defs/named"}, BORN]},
+    {"type": "array", "items": {**NAMED, "required": ["born"]}},
+]
+"""Their objects have properties beside those that one place names."""
 
 
 async def ask(llm: FakeLLM, path: str, **request: Any) -> Reply:
@@ -40,16 +45,20 @@ async def ask(llm: FakeLLM, path: str, **request: Any) -> Reply:
             {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}},
             StructuredOutputsParams(json=json.dumps(SCHEMA), disable_additional_properties=True),
         ),
-        (
-            {"type": "json_schema", "json_schema": {"name": "one_of_two", "schema": IN_TWO_PLACES}},
-            StructuredOutputsParams(json=json.dumps(IN_TWO_PLACES)),
-        ),
     ],
 )
 async def test_response_formats(path: str, response_format: Any, expected: Any) -> None:
     llm = FakeLLM()
     assert (await ask(llm, path, response_format=response_format)).status == 200
     assert llm.calls[0].params.structured_outputs == expected
+
+
+@pytest.mark.parametrize("schema", NEEDS_OTHERS)
+async def test_objects_are_not_closed_that_need_others(schema: dict[str, Any]) -> None:
+    llm = FakeLLM()
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert (await ask(llm, CHAT, response_format=response_format)).status == 200
+    assert llm.calls[0].params.structured_outputs == StructuredOutputsParams(json=json.dumps(schema))
 
 
 @pytest.mark.parametrize(

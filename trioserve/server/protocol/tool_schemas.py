@@ -32,7 +32,7 @@ _DATA = frozenset({"const", "enum", "default", "examples"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose value has schemas by name."""
 
-_ALTERNATIVES = frozenset({"anyOf", "oneOf", "if", "dependentSchemas"})
+_OTHER_PLACES = frozenset({"$ref", "anyOf", "oneOf", "if", "dependentSchemas", "minProperties"})
 
 
 def arguments_form(function: FunctionDefinition) -> StructuredOutputsParams:
@@ -91,18 +91,27 @@ def closes_objects(functions: Sequence[FunctionDefinition]) -> bool:
 
 def can_be_closed(schema: dict[str, Any]) -> bool:
     """Its objects may be held to the properties that they name. Where these are in several places, each would
-    forbid those of the others."""
-    return not _has_properties_in_several_places(schema)
+    forbid those of the others; and some schemas require properties that they do not name."""
+    return not _needs_others(schema)
 
 
-def _has_properties_in_several_places(value: Any) -> bool:
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _needs_others(value: Any) -> bool:
     if isinstance(value, list):
-        return any(map(_has_properties_in_several_places, value))
+        return any(map(_needs_others, value))
     if not isinstance(value, dict):
         return False
-    if "properties" in value and not _ALTERNATIVES.isdisjoint(value):
+    if "properties" in value and not _OTHER_PLACES.isdisjoint(value):
         return True
-    return any(map(_has_properties_in_several_places, value.values()))
+    if any(isinstance(part, dict) and "$ref" in part for part in _listed(value.get("allOf"))):
+        return True
+    required, named = value.get("required"), value.get("properties")
+    if isinstance(named, dict) and not set(map(str, _listed(required))) <= named.keys():
+        return True
+    return any(map(_needs_others, value.values()))
 
 
 def _rebased(schema: dict[str, Any], base: str) -> dict[str, Any]:
