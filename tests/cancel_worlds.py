@@ -287,10 +287,7 @@ class CoreWorld(EngineWorld):
         return self._answers[key]
 
     async def answer_in_form(self, prompt: Sequence[int], schema: dict[str, Any]) -> list[int]:
-        # The same as an HTTP request's: a grammar that is being compiled for the first time is gone a moment
-        # after its request is aborted, and the gauges may be told before.
-        form = StructuredOutputsParams(json=schema, disable_additional_properties=True)
-        params = sampling(structured_outputs=form)
+        params = sampling(structured_outputs=StructuredOutputsParams(json=schema))
         return list((await self.llm.complete(TokensPrompt(list(prompt)), params)).outputs[0].token_ids)
 
     async def find_leaks(self) -> dict[str, object]:

@@ -190,7 +190,7 @@ class _Connection:
         self._wake_steps = trio.Event()
         # Sequences that wait for their grammar; each has a task, which its scope ends.
         self._waiting_for_grammar = controls.on_their_way
-        self._num_tokens_waiting = 0  # in their prompts
+        self._num_tokens_waiting: dict[int, int] = {}  # in their prompts
         self._num_received = 0  # sequences, so far
         self._arrivals_told = self._arrivals  # what the client knows
 
@@ -235,7 +235,7 @@ class _Connection:
                 grammar = self._grammars.try_get(add.params.structured_outputs)
                 if grammar is None:
                     scope = self._waiting_for_grammar[add.request_id] = trio.CancelScope()
-                    self._num_tokens_waiting += add.num_prompt_tokens
+                    self._num_tokens_waiting[add.request_id] = add.num_prompt_tokens
                     nursery.start_soon(self._add_with_grammar, add, add.params.structured_outputs, scope)
                     return
         except InvalidRequestError as error:
@@ -259,10 +259,13 @@ class _Connection:
             log.error("request %d: %s", add.request_id, error)
             self._send(StepResult.failure(add.request_id))
         finally:
-            del self._waiting_for_grammar[add.request_id]
-            self._num_tokens_waiting -= add.num_prompt_tokens
+            self._stop_waiting(add.request_id)
         self._controls.between_steps.notify()
         self._wake_steps.set()
+
+    def _stop_waiting(self, request_id: int) -> None:
+        self._waiting_for_grammar.pop(request_id, None)
+        self._num_tokens_waiting.pop(request_id, None)
 
     def _add(self, add: Add, grammar: GrammarMatcher | None) -> None:
         try:
@@ -280,6 +283,7 @@ class _Connection:
         for request_id in request_ids:
             if (scope := self._waiting_for_grammar.get(request_id)) is not None:
                 scope.cancel()
+                self._stop_waiting(request_id)  # now, so that it is not counted until its task has ended
         self._core.abort(request_ids)
         self._controls.between_steps.notify()
         if self._core.has_freed or self._stats_changed:
@@ -357,7 +361,7 @@ class _Connection:
         stats = attrs.evolve(
             stats,
             num_waiting=stats.num_waiting + len(self._waiting_for_grammar),
-            num_queued_tokens=stats.num_queued_tokens + self._num_tokens_waiting,
+            num_queued_tokens=stats.num_queued_tokens + sum(self._num_tokens_waiting.values()),
             num_received=self._num_received,
             sleep_level=self._controls.sleep_level,
         )
