@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -12,7 +13,6 @@ from trioserve.model_sources import SilentProgress, resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from trioserve.config import ResolvedModel
 
@@ -42,6 +42,7 @@ def model_config(model: str | Path, **changes: Any) -> ModelConfig:
         "hf_token": None,
         "served_model_names": ("m",),
         "dtype": "auto",
+        "quantization": "auto",
         "max_model_len": None,
         "seed": 0,
         "generation": GenerationDefaults(),
@@ -54,16 +55,51 @@ def packaged_model(name: str) -> ResolvedModel:
     return resolve_model(model_config(name, dtype="float32"), SilentProgress())
 
 
+def stored_weights(directory: Path) -> dict[str, Any]:
+    """What a directory's model.safetensors means, blocks by the `gguf` package: name -> tensor."""
+    import torch
+    from safetensors import safe_open
+
+    weights = {}
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        kinds = file.metadata()
+        for name in file.keys():  # noqa: SIM118  # not a dict: it cannot be iterated
+            weights[name] = file.get_tensor(name)
+            if name in kinds:
+                kind = gguf.GGMLQuantizationType[kinds[name]]
+                pieces = weights[name].split(1024)  # rows: on its way, `gguf` makes several copies
+                dequantized = [gguf.quants.dequantize(piece.numpy(), kind) for piece in pieces]
+                weights[name] = torch.from_numpy(np.concatenate(dequantized))
+    return weights
+
+
+def transformers_model(directory: Path) -> tuple[Any, dict[str, Any]]:
+    """The model by transformers, in float32, with `stored_weights`; and its report on loading them."""
+    import torch
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(directory)
+    state = {name: tensor.float() for name, tensor in stored_weights(directory).items()}
+    model, report = getattr(transformers, config.architectures[0]).from_pretrained(
+        None,
+        config=config,
+        state_dict=state,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    model.generation_config = transformers.GenerationConfig.from_pretrained(directory)
+    return model, report
+
+
 class TransformersReference:
     """A model by transformers, in float32, from the directory that we serve it from."""
 
     def __init__(self, model: ResolvedModel) -> None:
-        import torch
         import transformers
 
         transformers.utils.logging.disable_progress_bar()  # it starts a thread, which would stay
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model.tokenizer_directory)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(model.directory, dtype=torch.float32)
+        self._model, _ = transformers_model(Path(model.directory))
 
     def encode(self, text: str) -> list[int]:
         token_ids: list[int] = self._tokenizer(text)["input_ids"]
@@ -148,6 +184,7 @@ class GgufFile:
         self.tensors = _tensors(rows, tied=tied, extra=_EXTRA_SHAPES.get(architecture, {}))
 
     def write(self, path: Path, quantized: dict[str, gguf.GGMLQuantizationType] | None = None) -> Path:
+        """quantized: name -> its type. A tensor of bytes is in blocks of that type already."""
         writer = gguf.GGUFWriter(path, self.architecture)
         for key, value in self.metadata.items():
             _add(writer, key, value)
@@ -155,7 +192,9 @@ class GgufFile:
             if (kind := (quantized or {}).get(name)) is None:
                 writer.add_tensor(name, tensor)
             else:
-                writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+                is_quantized = tensor.dtype == np.uint8
+                blocks = tensor if is_quantized else gguf.quants.quantize(tensor, kind)
+                writer.add_tensor(name, blocks, raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

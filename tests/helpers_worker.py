@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trioserve.config import DType, EngineConfig
+    from trioserve.worker.kv_layout import KVCacheLayout
     from trioserve.worker.lora import Adapter
     from trioserve.worker.model_runner import ModelRunner
 
@@ -171,32 +172,83 @@ def run_step(runner: ModelRunner, sequences: Sequence[tuple[DrivenSequence, int]
     return outputs
 
 
-class PagedModel:
-    """A model and its cache, with a scheduler's care for blocks: those that a window has left are handed on.
+class Blocks:
+    """A scheduler's care for the blocks of a pool: those that a window has left are handed on.
 
-    Every table entry that nothing may read is -1, every block that nobody holds is filled with NaN, and a
-    fresh one with numbers that would be noticed.
+    Every table entry that nothing may read is -1.
     """
+
+    def __init__(self, layout: KVCacheLayout, num_blocks: int) -> None:
+        self._layout = layout
+        self._free = list(range(num_blocks))
+        random.Random(0).shuffle(self._free)
+
+    def new_sequence(self, prompt: list[int]) -> DrivenSequence:
+        return DrivenSequence(prompt=prompt, block_tables=[[] for _ in self._layout.windows])
+
+    def schedule(self, sequence: DrivenSequence, size: int) -> ScheduledSequence:
+        """Its next chunk, with all the blocks that it needs."""
+        self._hold(sequence, size)
+        return sequence.next_chunk(size)
+
+    def _hold(self, sequence: DrivenSequence, size: int) -> None:
+        layout = self._layout
+        known = len(sequence.prompt) + len(sequence.output)
+        end = min(sequence.start + size, known)
+        for group, table in enumerate(sequence.block_tables):
+            for block in range(layout.first_needed_block(group, sequence.start)):
+                if table[block] >= 0:
+                    self.release(table[block])
+                    table[block] = -1
+            while len(table) * layout.block_size < end:
+                table.append(self.take())
+
+    def take(self) -> int:
+        return self._free.pop(0)
+
+    def release(self, block: int) -> None:
+        self._free.append(block)
+
+
+class PoisonedBlocks(Blocks):
+    """Of a torch cache: every block that nobody holds is filled with NaN, and a fresh one with numbers that
+    would be noticed."""
+
+    def __init__(self, layout: KVCacheLayout, caches: list[torch.Tensor]) -> None:
+        super().__init__(layout, caches[0].shape[1])
+        self._caches = caches
+        for cache in caches:
+            cache.fill_(torch.nan)
+
+    def take(self) -> int:
+        block = super().take()
+        for cache in self._caches:
+            cache[:, block] = 1e4
+        return block
+
+    def release(self, block: int) -> None:
+        for cache in self._caches:
+            cache[:, block] = torch.nan
+        super().release(block)
+
+
+class PagedModel:
+    """A torch model and its cache, whose blocks are poisoned."""
 
     def __init__(self, model: ResolvedModel, *, num_blocks: int = 100, block_size: int = BLOCK_SIZE) -> None:
         self.model = load_model(model)
         self.backend = TorchAttention(self.model.config, block_size, self.model.dtype)
         self.adapters: dict[str, Adapter] = {}
         self._caches = self.backend.allocate(num_blocks)
-        self._free = list(range(num_blocks))
-        random.Random(0).shuffle(self._free)
-        for cache in self._caches:
-            cache.fill_(torch.nan)
+        self._blocks = PoisonedBlocks(self.backend.layout, self._caches)
 
     def new_sequence(self, prompt: list[int]) -> DrivenSequence:
-        return DrivenSequence(prompt=prompt, block_tables=[[] for _ in self.backend.layout.windows])
+        return self._blocks.new_sequence(prompt)
 
     @torch.inference_mode()
     def step(self, sequences: Sequence[tuple[DrivenSequence, int]]) -> list[torch.Tensor]:
         """The logits after each new token, [chunk, vocab_size] per sequence, in the order given."""
-        for sequence, size in sequences:
-            self._hold_blocks(sequence, size)
-        steps = [sequence.next_chunk(size) for sequence, size in sequences]
+        steps = [self._blocks.schedule(sequence, size) for sequence, size in sequences]
         order = self.backend.arrange(steps)
         arranged = [steps[index] for index in order]
         token_ids = torch.tensor([token for step in arranged for token in step.token_ids])
@@ -212,26 +264,3 @@ class PagedModel:
         for (sequence, _), logits in zip(sequences, self.step(sequences), strict=True):
             if sequence.start == len(sequence.prompt) + len(sequence.output):
                 sequence.output.append(int(logits[-1].argmax()))
-
-    def _hold_blocks(self, sequence: DrivenSequence, size: int) -> None:
-        layout = self.backend.layout
-        known = len(sequence.prompt) + len(sequence.output)
-        end = min(sequence.start + size, known)
-        for group, table in enumerate(sequence.block_tables):
-            for block in range(layout.first_needed_block(group, sequence.start)):
-                if table[block] >= 0:
-                    self._release(table[block])
-                    table[block] = -1
-            while len(table) * layout.block_size < end:
-                table.append(self._take())
-
-    def _take(self) -> int:
-        block = self._free.pop(0)
-        for cache in self._caches:
-            cache[:, block] = 1e4
-        return block
-
-    def _release(self, block: int) -> None:
-        for cache in self._caches:
-            cache[:, block] = torch.nan
-        self._free.append(block)

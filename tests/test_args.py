@@ -45,6 +45,8 @@ def test_what_is_no_quantity_is_a_value_error(value: Any) -> None:
         ({"max_model_len": 0}, "max_model_len", "integer >= 1"),
         ({"block_size": True}, "block_size", "True"),
         ({"dtype": "fp8"}, "dtype", "auto, bfloat16, float32"),
+        ({"quantization": "awq"}, "quantization", "auto, none, int8, int4"),
+        ({"quantization": "int4", "dtype": "float32"}, "quantization", "auto or none with dtype float32"),
         ({"engine": "thread"}, "engine", "process, inproc"),
         ({"startup_timeout": -1}, "startup_timeout", ">= 0"),
         ({"model": ""}, "model", "non-empty"),

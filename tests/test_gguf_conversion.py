@@ -2,30 +2,39 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 
-from helpers_model_sources import HEADS, KV_HEADS, GgufFile, model_config, transformers_state
+from helpers_model_sources import (
+    HEADS,
+    KV_HEADS,
+    GgufFile,
+    model_config,
+    stored_weights,
+    transformers_state,
+)
 from helpers_worker import PagedModel, resolved
-from trioserve.errors import ModelNotSupportedError, ModelSourceError
-from trioserve.model_sources import SilentProgress, resolve_model
+from trioserve.errors import InvalidConfigError, ModelNotSupportedError, ModelSourceError
+from trioserve.model_sources import SilentProgress, TerminalProgress, resolve_model
 from trioserve.model_sources.convert_gguf import convert
-from trioserve.model_sources.gguf_header import read_header
+from trioserve.model_sources.gguf_header import TensorEntry, read_header
+from trioserve.model_sources.gguf_weights import GgufWeights
 from trioserve.model_sources.safetensors_writer import to_bfloat16
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def converted(file: GgufFile, tmp_path: Path, dtype: Any = "float32") -> Path:
-    source, target = file.write(tmp_path / "model.gguf"), tmp_path / "converted"
+def converted(
+    file: GgufFile, tmp_path: Path, quantized: dict[str, gguf.GGMLQuantizationType] | None = None
+) -> Path:
+    source, target = file.write(tmp_path / "model.gguf", quantized), tmp_path / "converted"
     target.mkdir()
-    convert(source, target, dtype)
+    convert(source, target)
     return target
 
 
@@ -95,7 +104,7 @@ def test_a_file_that_is_cut_off(tmp_path: Path, share: float) -> None:
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     (tmp_path / "converted").mkdir()
     with pytest.raises(ModelSourceError, match="cut off"):
-        convert(path, tmp_path / "converted", "float32")
+        convert(path, tmp_path / "converted")
 
 
 # The config
@@ -112,7 +121,7 @@ def test_config(tmp_path: Path) -> None:
     assert config["rope_theta"] == 10000.0
     assert config["tie_word_embeddings"] is False
     assert config["rope_scaling"] is None
-    assert config["dtype"] == "float32"
+    assert (config["dtype"], config["gguf_types"]) == ("bfloat16", {"F32": 16})
 
 
 def test_a_file_without_an_output_matrix_is_tied(tmp_path: Path) -> None:
@@ -279,7 +288,9 @@ def test_the_directory_is_whole_for_transformers_and_for_us(architecture: str, t
     from transformers import AutoModelForCausalLM
 
     directory = converted(GgufFile(architecture=architecture), tmp_path)
-    theirs, report = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    theirs, report = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True
+    )
     assert not any(report.values())
     prompt = list(range(40))
     ours = PagedModel(resolved(directory, architecture=type(theirs).__name__))
@@ -302,25 +313,108 @@ def test_query_rows_are_back_in_halves(tmp_path: Path) -> None:
             np.testing.assert_array_equal(stored[head * 8 : head * 8 + 8], found[interleaved])
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_quantized_weights(tmp_path: Path, kind: str) -> None:
-    """Within the error of the quantization: a wrong block layout is off by far more."""
-    file = GgufFile()
-    plain = file.tensors["blk.1.ffn_up.weight"]
-    source, target = tmp_path / "model.gguf", tmp_path / "converted"
-    file.write(source, {"blk.1.ffn_up.weight": gguf.GGMLQuantizationType[kind]})
-    target.mkdir()
-    convert(source, target, "float32")
-    found = load_file(target / "model.safetensors")["model.layers.1.mlp.up_proj.weight"].numpy()
-    assert np.abs(found - plain).max() < 0.1 * np.abs(plain).max()
+UP = ("blk.1.ffn_up.weight", "model.layers.1.mlp.up_proj.weight")
 
 
-def test_bfloat16_file(tmp_path: Path) -> None:
+def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
+    """uint8 [rows, bytes]: any bytes mean something, but that each fp16 scale must be a finite number."""
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    random = np.random.default_rng(3)
+    data = random.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
+    scales = random.uniform(-0.01, 0.01, (rows, blocks, 2)).astype(np.float16).view(np.uint8)
+    at = {"Q6_K": slice(208, 210), "Q4_K": slice(0, 4), "Q4_1": slice(0, 4), "Q5_1": slice(0, 4)}
+    place = at.get(kind, slice(0, 2))
+    data[:, :, place] = scales[:, :, : place.stop - place.start]
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_blocks_that_can_be_served_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     file = GgufFile()
-    weights = load_file(converted(file, tmp_path, "bfloat16") / "model.safetensors")
-    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    expected = torch.from_numpy(file.tensors["token_embd.weight"]).to(torch.bfloat16)
-    assert torch.equal(weights["model.embed_tokens.weight"], expected)
+    source, stored = UP
+    blocks = file.tensors[source] = random_blocks(kind, rows=48, blocks=3)
+    directory = converted(file, tmp_path, {source: gguf.GGMLQuantizationType[kind]})
+    with safe_open(directory / "model.safetensors", framework="numpy") as weights:
+        np.testing.assert_array_equal(weights.get_tensor(stored), blocks)
+        assert weights.metadata()[stored] == kind
+        assert weights.metadata().keys() - {"format"} == {stored}
+    assert read_config(directory)["gguf_types"] == {"F32": 15, kind: 1}
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj"])
+def test_rows_of_blocks_change_places_whole(tmp_path: Path, name: str) -> None:
+    source = f"blk.0.attn_{name[0]}.weight"
+    kind = gguf.GGMLQuantizationType.Q4_1
+    stored = stored_weights(converted(GgufFile(), tmp_path, {source: kind}))
+    (tmp_path / "plain").mkdir()
+    exact = stored_weights(converted(GgufFile(), tmp_path / "plain"))
+    weight = f"model.layers.0.self_attn.{name}.weight"
+    expected = gguf.quants.dequantize(gguf.quants.quantize(exact[weight].numpy(), kind), kind)
+    np.testing.assert_array_equal(stored[weight].numpy(), expected)
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "IQ4_NL"])
+def test_other_quantizations_are_rounded_and_named(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = GgufFile()
+    source, stored = UP
+    blocks = file.tensors[source] = random_blocks(kind, rows=48, blocks=3)
+    path = file.write(tmp_path / "model.gguf", {source: gguf.GGMLQuantizationType[kind]})
+    model = resolve_model(model_config(path), TerminalProgress())
+    assert f"matrices that it has in {kind} were rounded to bfloat16" in capsys.readouterr().err
+    expected = torch.from_numpy(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind]))
+    found = load_file(Path(model.directory) / "model.safetensors")[stored]
+    assert torch.equal(found, expected.to(torch.bfloat16))
+    assert (model.blocks, model.precision) == ((), "bfloat16")
+    with pytest.raises(InvalidConfigError, match=rf"quantized already \({kind}\), got 'int8'"):
+        resolve_model(model_config(path, quantization="int8"), SilentProgress())
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)]
+)
+def test_plain_matrices_stay_as_they_are(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    file = GgufFile()
+    matrices = [name for name, tensor in file.tensors.items() if tensor.ndim > 1]
+    directory = converted(file, tmp_path, dict.fromkeys(matrices, gguf.GGMLQuantizationType[kind]))
+    weights = load_file(directory / "model.safetensors")
+    expected = torch.from_numpy(file.tensors[UP[0]]).to(dtype)
+    assert torch.equal(weights[UP[1]], expected)
+    assert {tensor.dtype for tensor in weights.values() if tensor.ndim > 1} == {dtype}
+    model = resolve_model(model_config(directory, quantization="int8"), SilentProgress())
+    assert (model.dtype, model.precision) == ("bfloat16", "bfloat16, weights in int8")
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_vectors_are_float32(tmp_path: Path, kind: str) -> None:
+    """Gemma's norms, which the converter adds 1 to, lose nothing when that is taken back."""
+    file = GgufFile(architecture="gemma3")
+    name = "blk.0.attn_norm.weight"
+    file.tensors[name] = file.tensors[name] + 1
+    weights = load_file(
+        converted(file, tmp_path, {name: gguf.GGMLQuantizationType[kind]}) / "model.safetensors"
+    )
+    dtype = {"F16": torch.float16, "BF16": torch.bfloat16}[kind]
+    expected = torch.from_numpy(file.tensors[name]).to(dtype).float() - 1
+    assert torch.equal(weights["model.layers.0.input_layernorm.weight"], expected)
+
+
+@pytest.mark.parametrize(
+    ("entry", "error", "word"),
+    [
+        (TensorEntry("x", (2, 33), 8, 0), ModelSourceError, r"x have 33 elements.*32 \(Q8_0\)"),
+        (TensorEntry("x", (2, 32), 99, 0), ModelNotSupportedError, "x is quantized as 99"),
+        (TensorEntry("x", (2, 32), 8, 40), ModelSourceError, "cut off: the tensor x"),
+    ],
+)
+def test_tensors_that_cannot_be(
+    tmp_path: Path, entry: TensorEntry, error: type[Exception], word: str
+) -> None:
+    (tmp_path / "data").write_bytes(bytes(100))
+    with pytest.raises(error, match=word):
+        GgufWeights(tmp_path / "data").load(entry)
 
 
 def test_bfloat16_rounding_is_torchs() -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import gguf
 import pytest
 import torch
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from helpers_model_sources import model_config, transformers_state
+from helpers_model_sources import model_config, stored_weights, transformers_model, transformers_state
+from trioserve.errors import InvalidConfigError
 from trioserve.model_sources import PACKAGED_MODELS, SilentProgress, resolve_model
 from trioserve.model_sources.packaged import locate_packaged
 
@@ -51,22 +51,44 @@ def test_every_weight_is_transformers_weight(
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # its thread would stay
     source = locate_packaged(PACKAGED_MODELS["smollm2-135m"], SilentProgress())
     theirs = transformers_state(without_vocabulary(source, tmp_path / "small.gguf"))
-    ours = load_file(Path(model.directory) / "model.safetensors")
+    ours = stored_weights(Path(model.directory))
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
 
 
-def test_bfloat16_is_the_rounded_float32(model: ResolvedModel) -> None:
-    exact = load_file(Path(model.directory) / "model.safetensors")
-    found = resolve_model(model_config("smollm2-135m"), SilentProgress())
-    assert found.dtype == "bfloat16"
-    for name, tensor in load_file(Path(found.directory) / "model.safetensors").items():
-        assert torch.equal(tensor, exact[name].to(torch.bfloat16)), name
+def test_it_is_stored_in_the_files_own_blocks(model: ResolvedModel) -> None:
+    assert model.blocks == ("Q4_1", "Q8_0")
+    source = locate_packaged(PACKAGED_MODELS["smollm2-135m"], SilentProgress())
+    stored = (Path(model.directory) / "model.safetensors").stat().st_size
+    assert stored < source.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "words"),
+    [
+        ("auto", "auto", "bfloat16, weights in Q4_1 and Q8_0"),
+        ("auto", "none", "bfloat16, weights from Q4_1 and Q8_0"),
+        ("float32", "auto", "float32, weights from Q4_1 and Q8_0"),
+    ],
+)
+def test_one_directory_for_all_precisions(
+    model: ResolvedModel, dtype: str, quantization: str, words: str
+) -> None:
+    config = model_config("smollm2-135m", dtype=dtype, quantization=quantization)
+    found = resolve_model(config, SilentProgress())
+    assert (found.directory, found.precision) == (model.directory, words)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_its_blocks_are_not_quantized_again(quantization: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"auto .*none .*\(Q4_1, Q8_0\)") as error:
+        resolve_model(model_config("smollm2-135m", quantization=quantization), SilentProgress())
+    assert error.value.field == "quantization"
 
 
 def test_the_directory_loads_in_transformers(model: ResolvedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # its thread would stay
     tokenizer = AutoTokenizer.from_pretrained(model.directory)
@@ -76,7 +98,8 @@ def test_the_directory_loads_in_transformers(model: ResolvedModel, monkeypatch: 
         return_tensors="pt",
         return_dict=True,
     )
-    llama = AutoModelForCausalLM.from_pretrained(model.directory, dtype=torch.float32)
+    llama, report = transformers_model(Path(model.directory))
+    assert not any(report.values())
     output = llama.generate(**prompt, max_new_tokens=8, do_sample=False)
     assert "Paris" in tokenizer.decode(output[0, prompt["input_ids"].shape[1] :])
 

@@ -48,7 +48,7 @@ def both(
     file.metadata = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer.")} | vocabulary
     source, target = file.write(tmp_path / "model.gguf"), tmp_path / "converted"
     target.mkdir()
-    convert(source, target, "float32")
+    convert(source, target)
     theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file=source.name)
     return Tokenizer.from_file(str(target / "tokenizer.json")), theirs
 

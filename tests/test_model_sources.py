@@ -251,7 +251,7 @@ def test_a_gguf_file_is_converted_once(
 ) -> None:
     path = GgufFile().write(tmp_path / "tiny.gguf")
     found = resolve_model(model_config(path), TerminalProgress())
-    assert "Converting tiny.gguf to bfloat16" in capsys.readouterr().err
+    assert "Converting tiny.gguf, once." in capsys.readouterr().err
     assert found.dtype == "bfloat16"
     assert [child.name for child in (cache / "converted").iterdir()] == [os.path.basename(found.directory)]
 

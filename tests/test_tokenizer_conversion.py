@@ -23,7 +23,7 @@ def converted(tmp_path: Path, vocabulary: dict[str, Any]) -> tuple[Tokenizer, di
     file.metadata = {k: v for k, v in file.metadata.items() if not k.startswith("tokenizer.")} | vocabulary
     source, target = file.write(tmp_path / "model.gguf"), tmp_path / "converted"
     target.mkdir()
-    convert(source, target, "float32")
+    convert(source, target)
     config = json.loads((target / "tokenizer_config.json").read_text())
     return Tokenizer.from_file(str(target / "tokenizer.json")), config
 

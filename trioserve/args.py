@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
@@ -30,12 +30,14 @@ from trioserve.arg_lora import lora_modules
 from trioserve.config import (
     AdmissionConfig,
     CacheConfig,
+    CPUKernels,
     EngineConfig,
     GenerationDefaults,
     LogConfig,
     LoRAConfig,
     LoRAModule,
     ModelConfig,
+    Quantization,
     ReasoningConfig,
     SchedulerConfig,
     SpeculativeConfig,
@@ -83,6 +85,11 @@ def _dtype(value: Any) -> str:
     return _DTYPES[value]
 
 
+def _check_quantization(args: EngineArgs) -> None:
+    if args.quantization in {"int8", "int4"} and args.dtype == "float32":
+        raise fail("quantization", args.quantization, "auto or none with dtype float32")
+
+
 def _check_lora(args: EngineArgs) -> None:
     if args.lora_modules and not args.enable_lora:
         raise fail("lora_modules", [module.name for module in args.lora_modules], "empty without enable_lora")
@@ -124,6 +131,11 @@ class EngineArgs:
         repr=False,
     )
     dtype: str = arg("auto, bfloat16 or float32", _dtype, default="auto")
+    quantization: str = arg(
+        "weights: auto (as they are stored), none (in dtype), int8 or int4 (quantized as they are loaded)",
+        choice("quantization", get_args(Quantization)),
+        default="auto",
+    )
     seed: int = arg("seed of requests that bring none", quantity("seed", least=0), default=0)
     max_model_len: int | None = arg(
         "prompt and output together, in tokens",
@@ -138,6 +150,11 @@ class EngineArgs:
     block_size: int = arg("tokens per KV block", quantity("block_size", least=1), default=16)
     kv_cache_memory: int | None = arg(
         "bytes for the KV cache, e.g. 2GiB", quantity("kv_cache_memory", least=1, auto=True), default=None
+    )
+    kv_cache_dtype: str = arg(
+        "keys and values in the cache: auto (as the model) or int8",
+        choice("kv_cache_dtype", ("auto", "int8")),
+        default="auto",
     )
     enable_prefix_caching: bool = arg(
         "share the KV blocks of equal prompt prefixes", flag("enable_prefix_caching"), default=True
@@ -205,6 +222,11 @@ class EngineArgs:
         quantity("threads", least=1, auto=True),
         default=None,
     )
+    cpu_kernels: str = arg(
+        f"what computes: {', '.join(get_args(CPUKernels))}; auto: the best that this processor runs",
+        choice("cpu_kernels", get_args(CPUKernels)),
+        default="auto",
+    )
     engine: str = arg(
         "where the engine core runs: process or inproc",
         choice("engine", ("process", "inproc")),
@@ -250,6 +272,7 @@ class EngineArgs:
 
     def __attrs_post_init__(self) -> None:
         _check_lora(self)
+        _check_quantization(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> EngineArgs:
@@ -276,6 +299,7 @@ class EngineArgs:
                 hf_token=self.hf_token,
                 served_model_names=self.served_model_name or (self.model,),
                 dtype=self.dtype,  # type: ignore[arg-type]  # its converter lets only these through
+                quantization=self.quantization,  # type: ignore[arg-type]  # likewise
                 max_model_len=self.max_model_len,
                 seed=self.seed,
                 generation=self.override_generation_config,
@@ -284,6 +308,7 @@ class EngineArgs:
                 block_size=self.block_size,
                 memory_bytes=self.kv_cache_memory,
                 enable_prefix_caching=self.enable_prefix_caching,
+                dtype=self.kv_cache_dtype,  # type: ignore[arg-type]  # its converter lets only these through
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=min(self.max_num_seqs, self.max_num_batched_tokens),
@@ -302,6 +327,7 @@ class EngineArgs:
             max_logprobs=self.max_logprobs,
             logits_processors=self.logits_processors,
             threads=self.threads or _usable_cpus(),
+            cpu_kernels=self.cpu_kernels,  # type: ignore[arg-type]  # its converter lets only these through
             engine=self.engine,  # type: ignore[arg-type]  # its converter lets only these through
             admission=AdmissionConfig(
                 max_num_queued_reqs=self.max_num_queued_reqs,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdmissionConfig",
+    "CPUKernels",
     "CacheConfig",
     "DType",
     "EngineConfig",
@@ -24,6 +25,7 @@ __all__ = [
     "LoRAModule",
     "LogConfig",
     "ModelConfig",
+    "Quantization",
     "ReasoningConfig",
     "ResolvedModel",
     "SchedulerConfig",
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 DType = Literal["bfloat16", "float32"]
+Quantization = Literal["auto", "none", "int8", "int4"]
+CPUKernels = Literal["auto", "torch", "scalar", "avx2", "avx512", "avx512_bf16", "amx"]
 
 
 def _at_least(least: int) -> Callable[..., None]:
@@ -93,6 +97,8 @@ class ModelConfig:
     served_model_names: tuple[str, ...]
     """At least one; the first is the one that answers carry."""
     dtype: Literal["auto", "bfloat16", "float32"]
+    quantization: Quantization = "auto"
+    """As in `ResolvedModel`."""
     max_model_len: int | None
     """Prompt and output together, in tokens; None: what the model was made for."""
     seed: int
@@ -109,6 +115,8 @@ class CacheConfig:
     memory_bytes: int | None
     """None: from the memory that is free when the engine starts."""
     enable_prefix_caching: bool
+    dtype: Literal["auto", "int8"]
+    """Of keys and values; auto: the model's."""
 
 
 @attrs.frozen(kw_only=True)
@@ -241,6 +249,8 @@ class EngineConfig:
     """Custom ones, as module:Class, beside those that installed packages bring."""
     threads: int
     """Compute threads of the engine core."""
+    cpu_kernels: CPUKernels
+    """What computes: torch, or native kernels for processors of this kind; auto: the best there is."""
     engine: Literal["process", "inproc"]
     """Where the engine core runs: in a child process, or in the caller's."""
     admission: AdmissionConfig
@@ -263,6 +273,13 @@ class ResolvedModel:
     architecture: str
     """As in config.json's `architectures`, e.g. LlamaForCausalLM."""
     dtype: DType
+    """Of what is computed between matrices, and of matrices that are not quantized."""
+    quantization: Quantization = "auto"
+    """Of matrices. auto: in blocks those that are stored so, if `dtype` is bfloat16; the others as by none.
+    none: in `dtype`. int8, int4: quantized as they are loaded; `dtype` is bfloat16 then, and none is stored
+    in blocks."""
+    blocks: tuple[str, ...] = ()
+    """GGUF's types of blocks in which matrices are stored, e.g. Q4_1; most frequent first."""
     vocab_size: int
     context_length: int
     """What the model was made for, in tokens."""
@@ -271,3 +288,14 @@ class ResolvedModel:
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
     """The model's own, overridden by the user's."""
+
+    @property
+    def precision(self) -> str:
+        """What it is served in, in words."""
+        if self.quantization in {"int8", "int4"}:
+            return f"{self.dtype}, weights in {self.quantization}"
+        if not self.blocks:
+            return self.dtype
+        stored = " and ".join(self.blocks)
+        served_as_stored = self.quantization == "auto" and self.dtype == "bfloat16"
+        return f"{self.dtype}, weights {'in' if served_as_stored else 'from'} {stored}"

@@ -330,7 +330,7 @@ class LLM:
     def __repr__(self) -> str:
         model = self._engine.model
         return (
-            f"<LLM {self._engine.config.model.model!r}: {model.architecture}, {model.dtype}, "
+            f"<LLM {self._engine.config.model.model!r}: {model.architecture}, {model.precision}, "
             f"max_model_len {model.max_model_len}{', closed' if self._engine.closed else ''}>"
         )
 

@@ -129,7 +129,7 @@ def examine_model(args: EngineArgs) -> Section:
     size = _size_of(Path(model.directory).glob("*.safetensors"))
     available = available_memory()
     rows += [
-        ("architecture", f"{model.architecture} in {model.dtype}"),
+        ("architecture", f"{model.architecture} in {model.precision}"),
         ("directory", model.directory),
         ("weights", _gib(size)),
         ("context", f"{model.max_model_len} tokens"),

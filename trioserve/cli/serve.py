@@ -2,12 +2,14 @@
 
 serve
 ├─ signals     the first SIGTERM or SIGINT drains, the second ends everything
-├─ responses   the file of kept responses, if there is one
+├─ import      of what answers HTTP, in a thread, while the engine starts
 ├─ AsyncLLM    owned here, not by the web framework
-├─ background  responses for which no client waits, a task each
 ├─ undertaker  the engine's death for good ends the server
-├─ closing     once it drains: requests that run too long are ended, and told why
-└─ http        accept, drain, cancel
+└─ answering
+   ├─ responses   the file of kept responses, if there is one
+   ├─ background  responses for which no client waits, a task each
+   ├─ closing     once it drains: requests that run too long are ended, and told why
+   └─ http        accept, drain, cancel
 
 If the engine core dies, AsyncLLM restarts it or not (`--engine-restart`); the server, its sockets and its
 connections stay. Only once it is dead for good does the server end, with exit code 3.
@@ -15,10 +17,11 @@ connections stay. Only once it is dead for good does the server end, with exit c
 
 from __future__ import annotations
 
-import gc
+import importlib
 import logging
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -29,21 +32,13 @@ from trioserve.async_llm import AsyncLLM
 from trioserve.cli.exit_codes import ExitCode
 from trioserve.cli.logs import configure_logging
 from trioserve.nurseries import end_nursery, ungrouped
-from trioserve.server.app import create_app
 from trioserve.server.connection_room import raise_file_limit
-from trioserve.server.http import HttpLimits, serve_http
-from trioserve.server.listeners import bound_listener, describe, start_listening
-from trioserve.server.request_scope import GRACE, App
-from trioserve.server.responses.background import open_background
-from trioserve.server.responses.home import ResponsesHome, open_response_store
+from trioserve.server.listeners import bound_listener, describe
 from trioserve.server.tls import Certificates
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
     import socket
-
-    from trioserve.server.responses.store import ResponseStore
-
 
 __all__ = ["serve"]
 
@@ -85,63 +80,45 @@ class _Server:
         with bound_listener(self.server_args) as listener:
             async with trio.open_nursery() as nursery:
                 await nursery.start(self._handle_signals, nursery.cancel_scope)
+                nursery.start_soon(trio.to_thread.run_sync, _import_answering)
                 await self._serve(listener)
                 end_nursery(nursery)
         return self._exit_code
 
     async def _serve(self, listener: socket.socket) -> None:
-        async with open_response_store(self.server_args) as store:
-            llm = AsyncLLM.from_engine_args(self.engine_args)
-            try:
-                await self._serve_with(llm, store, listener)
-            finally:
-                # Asked at the very end, and however that came: a death counts also if nobody saw it in time.
-                if llm.errored:
-                    self._exit_code = ExitCode.ENGINE_DEAD
+        llm = AsyncLLM.from_engine_args(self.engine_args)
+        try:
+            await self._serve_with(llm, listener)
+        finally:
+            # Asked at the very end, and however that came: a death counts also if nobody saw it in time.
+            if llm.errored:
+                self._exit_code = ExitCode.ENGINE_DEAD
         log.info("stopped")
 
-    async def _serve_with(self, llm: AsyncLLM, store: ResponseStore | None, listener: socket.socket) -> None:
+    async def _serve_with(self, llm: AsyncLLM, listener: socket.socket) -> None:
         started = time.monotonic()
-        async with llm, open_background(self.server_args.responses_max_background) as background:
-            home = ResponsesHome(store, background)
-            app = create_app(llm, self.server_args, is_draining=self._drain.is_set, responses=home)
-            start_listening(listener, self.server_args)
-            self._serving = True
-            name, seconds = llm.config.model.served_model_names[0], time.monotonic() - started
-            log.info(
-                "serving %s on %s (ready in %.1f s)", name, describe(listener, self.server_args), seconds
-            )
-            self._warn_if_open()
-            _spare_garbage_collection()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_engine, llm)
-                nursery.start_soon(self._close, app)
-                await serve_http(
-                    app,
-                    [listener],
-                    self._limits(),
-                    shutdown=self._drain,
-                    certificates=self._certificates,
-                    count_refusal=llm.metrics.record_refusal,
-                    access_log=self.engine_args.log.access,
-                )
-                await background.wait_idle()
-                end_nursery(nursery)
+        async with llm, trio.open_nursery() as nursery:
+            from trioserve.cli.answering import answer_requests  # noqa: PLC0415 - is there by now
 
-    def _warn_if_open(self) -> None:
-        args = self.server_args
+            nursery.start_soon(self._watch_engine, llm)
+            await answer_requests(
+                llm,
+                listener,
+                self.server_args,
+                certificates=self._certificates,
+                drain=self._drain,
+                on_ready=partial(self._report_ready, llm, listener, started),
+            )
+            end_nursery(nursery)
+
+    def _report_ready(self, llm: AsyncLLM, listener: socket.socket, started: float) -> None:
+        self._serving = True
+        name, seconds = llm.config.model.served_model_names[0], time.monotonic() - started
+        args, precision = self.server_args, llm.model.precision
+        log.info("serving %s on %s (%s; ready in %.1f s)", name, describe(listener, args), precision, seconds)
         is_local = args.uds is not None or args.fd is not None or args.host in _LOCAL_HOSTS
         if not args.api_key and not is_local:
             log.warning("no --api-key: whoever can reach %s may use all of it", args.host)
-
-    def _limits(self) -> HttpLimits:
-        """Requests are ended by the application, which can tell their clients; the loop ends what is left."""
-        limits = HttpLimits.from_args(self.server_args)
-        return attrs.evolve(limits, shutdown_timeout=limits.shutdown_timeout + GRACE)
-
-    async def _close(self, app: App) -> None:
-        await self._drain.wait()
-        app.end_requests(trio.current_time() + self.server_args.shutdown_timeout)
 
     async def _watch_engine(self, llm: AsyncLLM) -> None:
         await llm.wait_dead()
@@ -163,7 +140,5 @@ class _Server:
                     everything.cancel()
 
 
-def _spare_garbage_collection() -> None:
-    """What the start has made stays: a full collection need not look at it again, which takes 0.1 s."""
-    gc.collect()
-    gc.freeze()
+def _import_answering() -> None:
+    importlib.import_module("trioserve.cli.answering")

@@ -64,7 +64,7 @@ def trace_step(args: EngineArgs) -> str:
         core = EngineCore.from_config(runner, config, model, num_blocks=num_blocks)
         step = _Session(core, tokenizer).run()
         setup = (
-            f"{config.model.served_model_names[0]}: {model.architecture}, {model.dtype}, "
+            f"{config.model.served_model_names[0]}: {model.architecture}, {model.precision}, "
             f"{config.threads} threads; {num_blocks} KV blocks of {config.cache.block_size} tokens"
         )
         budget = config.scheduler.max_num_batched_tokens

@@ -120,7 +120,8 @@ def _read_chat_template(path: Path, config: dict[str, Any]) -> str | None:
 
 
 def _decoder_settings(backend: tokenizers.Tokenizer) -> dict[str, Any]:
-    settings: dict[str, Any] = json.loads(backend.to_str())["decoder"] or {}
+    """As tokenizer.json has them, of which `backend.to_str()` would write and read all."""
+    settings: dict[str, Any] = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
     return settings
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trioserve.link.inproc import open_inproc_client
 from trioserve.link.process import open_process_client
 
 if TYPE_CHECKING:
@@ -18,5 +17,9 @@ __all__ = ["open_client"]
 
 def open_client(config: EngineConfig, model: ResolvedModel) -> AbstractAsyncContextManager[EngineCoreClient]:
     """A client of a new engine core; its scope owns the core. Raises EngineStartError on entering."""
-    open_core = open_process_client if config.engine == "process" else open_inproc_client
-    return open_core(config, model)
+    if config.engine == "process":
+        return open_process_client(config, model)
+    # Brings the core's side of the link, and the grammar compiler, into this process.
+    from trioserve.link.inproc import open_inproc_client  # noqa: PLC0415
+
+    return open_inproc_client(config, model)

@@ -6,7 +6,8 @@
               │                                         ├─ gguf_architectures ── gguf_llama, ...
               │                                         ├─ gguf_tokenizer ── gguf_vocabulary, ...
               │                                         └─ gguf_rope, gguf_weights, safetensors_writer
-              └─ directories ── servable a Hugging Face directory -> ResolvedModel, or why it cannot be served
+              └─ directories ─┬─ servable a Hugging Face directory -> ResolvedModel, or why it cannot be
+                              └─ quantized                                      served, or not so
 
 Everything here blocks, and is called in a worker thread. The two processes hold what must not be in ours:
 numpy, and the hub client's threads and connections.

@@ -1,6 +1,6 @@
 """GGUF files become Hugging Face directories in the cache, once, in a process of their own.
 
-That process may import transformers (and so torch), which this one must not.
+That process imports numpy, which this one does not; neither imports torch.
 """
 
 from __future__ import annotations
@@ -9,39 +9,43 @@ from typing import TYPE_CHECKING
 
 from trioserve.model_sources.cache import cache_root, publish_directory
 from trioserve.model_sources.digests import file_digest
+from trioserve.model_sources.directories import read_json
 from trioserve.model_sources.gguf_architectures import architecture_of
 from trioserve.model_sources.gguf_header import read_header
 from trioserve.model_sources.helper_process import call_helper
+from trioserve.model_sources.quantized import BLOCK_TYPES, rounded_types
 from trioserve.model_sources.servable import check_architecture
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trioserve.config import DType
     from trioserve.model_sources.progress import Progress
 
 __all__ = ["convert_gguf"]
 
-_FORMAT = 2
+_FORMAT = 3
 """Counts up when the same file would be converted into something else."""
 
 
-def convert_gguf(path: Path, dtype: DType, progress: Progress) -> Path:
-    """A Hugging Face directory with the file's model in `dtype`, from the cache if it is there.
+def convert_gguf(path: Path, progress: Progress) -> Path:
+    """A Hugging Face directory with the file's model, from the cache if it is there. Quantized matrices stay
+    what they are (`convert_gguf.convert`).
 
     Raises:
       ModelSourceError: the file cannot be read, or the conversion failed.
       ModelNotSupportedError: the file's architecture, vocabulary or quantization is not supported.
     """
-    target = cache_root() / "converted" / f"{file_digest(path, progress)}-{dtype}-v{_FORMAT}"
+    target = cache_root() / "converted" / f"{file_digest(path, progress)}-v{_FORMAT}"
     if target.is_dir():
         return target
     architecture = architecture_of(read_header(path), where=str(path))
     check_architecture(architecture.name, where=str(path))
-    progress.note(f"Converting {path.name} to {dtype}, once.")
+    progress.note(f"Converting {path.name}, once.")
     with publish_directory(target) as partial:
-        call_helper(
-            "trioserve.model_sources.convert_gguf",
-            {"source": str(path), "target": str(partial), "dtype": dtype},
+        call_helper("trioserve.model_sources.convert_gguf", {"source": str(path), "target": str(partial)})
+    if rounded := rounded_types(read_json(target / "config.json")):
+        progress.note(
+            f"The matrices that it has in {', '.join(rounded)} were rounded to bfloat16. Served as they are: "
+            f"{', '.join(BLOCK_TYPES)}."
         )
     return target

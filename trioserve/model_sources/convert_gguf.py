@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,19 +24,21 @@ from trioserve.model_sources.safetensors_writer import write_safetensors
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
-
-    from trioserve.config import DType
 
 __all__ = ["convert"]
 
+_DTYPE = "bfloat16"
+"""Of what is computed, by default: the blocks carry less."""
 
-def convert(source: Path, target: Path, dtype: DType) -> None:
+
+def convert(source: Path, target: Path) -> None:
     """Convert the GGUF file `source` into the (empty) directory `target`.
 
     Written are config.json, generation_config.json, tokenizer.json, tokenizer_config.json and
-    model.safetensors.
+    model.safetensors, which has each quantized matrix as the blocks that it was (see `gguf_weights`): uint8
+    [rows, bytes per row], and under its name in `__metadata__` the blocks' GGUF type. config.json's
+    `gguf_types` has the types of the file's matrices, and how many of each there are.
 
     Raises:
       ModelSourceError: the file is damaged.
@@ -45,7 +48,7 @@ def convert(source: Path, target: Path, dtype: DType) -> None:
     model = _Model(header, architecture_of(header, where=str(source)), GgufWeights(source))
     vocabulary = Vocabulary(header.metadata)
     token_ids = _token_ids(vocabulary, model.architecture)
-    config = model.config() | {"dtype": dtype} | token_ids
+    config = model.config() | {"dtype": _DTYPE, "gguf_types": model.types()} | token_ids
     _write_json(target / "config.json", config)
     _write_json(target / "generation_config.json", token_ids)
     _write_json(target / "tokenizer_config.json", tokenizer_config(vocabulary))
@@ -65,20 +68,25 @@ class _Model:
         """config.json, but for dtype and token ids."""
         config = {"architectures": [self.architecture.name], **self.architecture.make_config(self.header)}
         factors = self.header.tensors.get(ROPE_FACTORS)
-        divisors = None if factors is None else self.weights.load(factors).tolist()
+        divisors = None if factors is None else self.weights.floats(factors).tolist()
         return config | {"rope_scaling": rope_scaling(self.header, config, divisors)}
 
+    def types(self) -> dict[str, int]:
+        """The types of matrices, and how many have them; most frequent first."""
+        matrices = (entry for entry in self.header.tensors.values() if len(entry.shape) > 1)
+        return dict(Counter(self.weights.type_name(entry) for entry in matrices).most_common())
+
     def write_weights(self, config: Mapping[str, Any], path: Path) -> None:
-        """One tensor after the other: the largest is the most that is in memory. config: config.json."""
+        """One tensor after the other. config: config.json."""
         sources = (entry for entry in self.header.tensors.values() if entry.name != ROPE_FACTORS)
         entries = {self.architecture.hugging_face_name(entry.name): entry for entry in sources}
 
-        def load(name: str) -> NDArray[np.float32]:
+        def load(name: str) -> NDArray[Any]:
             entry = entries[name]
             return self.architecture.restored(entry.name, self.weights.load(entry), config)
 
-        shapes = {name: entry.shape for name, entry in entries.items()}
-        write_safetensors(path, config["dtype"], shapes, load)
+        layouts = {name: self.weights.layout(entry) for name, entry in entries.items()}
+        write_safetensors(path, layouts, load)
 
 
 def _token_ids(vocabulary: Vocabulary, architecture: GgufArchitecture) -> dict[str, Any]:
@@ -97,7 +105,7 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 def _work(request: dict[str, Any]) -> dict[str, str]:
     source = Path(request["source"])
     try:
-        convert(source, Path(request["target"]), request["dtype"])
+        convert(source, Path(request["target"]))
     except (ModelSourceError, ModelNotSupportedError) as error:
         raise type(error)(f"{source} cannot be converted: {error}") from error
     return {}

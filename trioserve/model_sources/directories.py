@@ -9,6 +9,7 @@ import attrs
 
 from trioserve.config import DType, GenerationDefaults, ModelConfig, ResolvedModel
 from trioserve.errors import InvalidConfigError, ModelSourceError
+from trioserve.model_sources.quantized import block_types, check_quantization
 from trioserve.model_sources.servable import check_servable
 from trioserve.structuring import find_problems, make_converter
 
@@ -38,10 +39,11 @@ def describe(directory: Path, tokenizer_directory: Path, config: ModelConfig) ->
     Raises:
       ModelSourceError: a file is missing or makes no sense.
       ModelNotSupportedError: see `check_servable`.
-      InvalidConfigError: max_model_len is more than the model was made for.
+      InvalidConfigError: max_model_len is more than the model was made for; or see `check_quantization`.
     """
     found = _read_config(directory)
     architecture = check_servable(found, where=str(directory))
+    check_quantization(config, found)
     _check_weights(directory)
     _check_tokenizer(tokenizer_directory)
     sizes = _structure(found, _Sizes, directory / "config.json")
@@ -51,7 +53,9 @@ def describe(directory: Path, tokenizer_directory: Path, config: ModelConfig) ->
         directory=str(directory),
         tokenizer_directory=str(tokenizer_directory),
         architecture=architecture,
-        dtype=_dtype_of(found) if config.dtype == "auto" else config.dtype,
+        dtype=_dtype_of(found, config),
+        quantization=config.quantization,
+        blocks=block_types(found),
         vocab_size=sizes.vocab_size,
         context_length=sizes.max_position_embeddings,
         max_model_len=_max_model_len(config.max_model_len, sizes.max_position_embeddings),
@@ -120,9 +124,13 @@ def _structure(values: Mapping[str, Any], kind: type[Any], path: Path) -> Any:
         raise ModelSourceError(f"{path}: {problems}.") from None
 
 
-def _dtype_of(config: Mapping[str, Any]) -> DType:
-    """What the weights were saved in, where we serve that; float16 is served in bfloat16."""
-    return "float32" if config.get("dtype", config.get("torch_dtype")) == "float32" else "bfloat16"
+def _dtype_of(found: Mapping[str, Any], wanted: ModelConfig) -> DType:
+    """What is wanted; else what the weights were saved in, where we serve that. float16, and what is to be
+    quantized, is served in bfloat16."""
+    if wanted.dtype != "auto":
+        return wanted.dtype
+    saved = found.get("dtype", found.get("torch_dtype"))
+    return "float32" if saved == "float32" and wanted.quantization in {"auto", "none"} else "bfloat16"
 
 
 def _max_model_len(wanted: int | None, context_length: int) -> int:

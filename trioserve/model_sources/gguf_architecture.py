@@ -16,7 +16,6 @@ from trioserve.model_sources.gguf_header import GgufHeader
 from trioserve.model_sources.gguf_metadata import decimal, number
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["LAYER_WEIGHTS", "GgufArchitecture", "Restore", "shared_config"]
@@ -45,15 +44,15 @@ _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 class Restore(Protocol):
     """Gives a tensor as it was before llama.cpp's converter.
 
-    part: the tensor's name within its layer, without `.weight`; config: config.json. Same shape.
+    part: the tensor's name within its layer, without `.weight`; weight: a vector in float32, or the rows of a
+    matrix, which may be the bytes of blocks: rows may change places, and no more. config: config.json. The
+    result has the same shape and type.
     """
 
-    def __call__(
-        self, part: str, weight: NDArray[np.float32], config: Mapping[str, Any]
-    ) -> NDArray[np.float32]: ...
+    def __call__(self, part: str, weight: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]: ...
 
 
-def _unchanged(part: str, weight: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
+def _unchanged(part: str, weight: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
     return weight
 
 
@@ -95,9 +94,7 @@ class GgufArchitecture:
             "this variant is not supported."
         )
 
-    def restored(
-        self, name: str, weight: NDArray[np.float32], config: Mapping[str, Any]
-    ) -> NDArray[np.float32]:
+    def restored(self, name: str, weight: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
         """The file's tensor `name` as it was before llama.cpp's converter. config: config.json."""
         match = _LAYER.fullmatch(name)
         return self.restore(name.removesuffix(".weight") if match is None else match[2], weight, config)

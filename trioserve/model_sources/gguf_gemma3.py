@@ -10,7 +10,6 @@ from trioserve.model_sources.gguf_metadata import decimal, number
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from trioserve.model_sources.gguf_header import GgufHeader
@@ -47,7 +46,7 @@ def _config(header: GgufHeader) -> dict[str, Any]:
     return config
 
 
-def _restore_norms(part: str, weight: NDArray[np.float32], config: Mapping[str, Any]) -> NDArray[np.float32]:
+def _restore_norms(part: str, weight: NDArray[Any], config: Mapping[str, Any]) -> NDArray[Any]:
     """Gemma multiplies by 1 + weight, and llama.cpp's converter has added the 1 already."""
     return weight - 1 if part.endswith("norm") else weight
 

@@ -16,7 +16,7 @@ from trioserve.model_sources.servable import check_architecture
 from trioserve.models.registry import SUPPORTED
 
 if TYPE_CHECKING:
-    from trioserve.config import DType, ModelConfig, ResolvedModel
+    from trioserve.config import ModelConfig, ResolvedModel
 
 __all__ = ["resolve_model"]
 
@@ -36,7 +36,8 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Reso
     Raises:
       ModelSourceError: it cannot be found, fetched or read; the message says what was tried.
       ModelNotSupportedError: it was found and cannot be served; the message says why.
-      InvalidConfigError: max_model_len is more than the model was made for.
+      InvalidConfigError: max_model_len is more than the model was made for, or quantized weights are to be
+        quantized again.
     """
     try:
         progress = progress or TerminalProgress()
@@ -52,21 +53,20 @@ def _locate(config: ModelConfig, progress: Progress) -> Path:
     if path.is_dir():
         return path.absolute()
     if path.is_file():
-        return _from_file(path.absolute(), config, progress)
+        return _from_file(path.absolute(), progress)
     if (model := packaged.PACKAGED_MODELS.get(config.model)) is not None:
         check_architecture(model.architecture, where=f"The packaged model {model.name}")
         found = packaged.locate_packaged(model, progress)
-        return found if found.is_dir() else _from_file(found, config, progress)
+        return found if found.is_dir() else _from_file(found, progress)
     if _HUB_ID.fullmatch(config.model) is None:
         raise _not_found(config.model)
     return fetch_model(HubReference(config.model, config.revision, config.hf_token), progress)
 
 
-def _from_file(path: Path, config: ModelConfig, progress: Progress) -> Path:
+def _from_file(path: Path, progress: Progress) -> Path:
     if path.suffix != ".gguf":
         raise ModelSourceError(f"{path} is not a .gguf file. {_forms()}")
-    dtype: DType = "bfloat16" if config.dtype == "auto" else config.dtype
-    return convert_gguf(path, dtype, progress)
+    return convert_gguf(path, progress)
 
 
 def _locate_tokenizer(config: ModelConfig, directory: Path, progress: Progress) -> Path:

@@ -11,6 +11,7 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 if TYPE_CHECKING:
@@ -19,45 +20,60 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trioserve.config import DType
+__all__ = ["TensorLayout", "to_bfloat16", "write_safetensors"]
 
-__all__ = ["to_bfloat16", "write_safetensors"]
-
-_TYPES: dict[DType, tuple[str, int]] = {"bfloat16": ("BF16", 2), "float32": ("F32", 4)}
-"""The format's name, and bytes per element."""
+_ITEM_SIZES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+"""Bytes per element, by the format's names."""
 
 _CHUNK = 2**17
 """Elements rounded at a time."""
 
 
+@attrs.frozen
+class TensorLayout:
+    """What is stored under one name."""
+
+    kind: str
+    """One of U8, BF16, F16, F32."""
+    shape: tuple[int, ...]
+    blocks: str | None = None
+    """U8 only: the GGUF type of the blocks that the bytes are. In the file's `__metadata__`, under the
+    tensor's name."""
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * _ITEM_SIZES[self.kind]
+
+
 def write_safetensors(
-    path: Path,
-    dtype: DType,
-    shapes: Mapping[str, tuple[int, ...]],
-    load: Callable[[str], NDArray[np.float32]],
+    path: Path, layouts: Mapping[str, TensorLayout], load: Callable[[str], NDArray[Any]]
 ) -> None:
-    """Write the tensors named in `shapes`, in that order; `load` gives each in float32, in its shape."""
+    """Write the tensors of `layouts`, in that order; `load` gives each, as it is laid out (BF16: uint16)."""
     with path.open("wb") as file:
-        header = _header(dtype, shapes)
+        header = _header(layouts)
         file.write(len(header).to_bytes(8, "little"))
         file.write(header)
-        for name, shape in shapes.items():
+        for name, layout in layouts.items():
             values = load(name)
-            assert values.shape == shape, (name, values.shape, shape)
-            stored = to_bfloat16(values) if dtype == "bfloat16" else values
-            file.write(np.ascontiguousarray(stored).data)
+            assert values.shape == layout.shape, (name, values.shape, layout)
+            assert values.nbytes == layout.num_bytes, (name, values.dtype, layout)
+            file.write(np.ascontiguousarray(values).data)
         file.flush()
         # The rename that publishes the directory must not reach the disk before the weights do.
         os.fsync(file.fileno())
 
 
-def _header(dtype: DType, shapes: Mapping[str, tuple[int, ...]]) -> bytes:
-    kind, item_size = _TYPES[dtype]
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def _header(layouts: Mapping[str, TensorLayout]) -> bytes:
+    blocks = {name: layout.blocks for name, layout in layouts.items() if layout.blocks is not None}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", **blocks}}
     offset = 0
-    for name, shape in shapes.items():
-        end = offset + math.prod(shape) * item_size
-        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, end]}
+    for name, layout in layouts.items():
+        end = offset + layout.num_bytes
+        entries[name] = {
+            "dtype": layout.kind,
+            "shape": list(layout.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     header = json.dumps(entries, separators=(",", ":")).encode()
     return header + b" " * (-len(header) % 8)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trioserve.models.config import DecoderConfig
     from trioserve.models.decoder import AdapterContext, AttentionContext
 
-__all__ = ["Block"]
+__all__ = ["Block", "norm_names"]
 
 _PRE_NORMS = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
 _PRE_AND_POST_NORMS = {
@@ -29,13 +29,18 @@ _PRE_AND_POST_NORMS = {
 """Checkpoints' names; `post_attention_layernorm` is not the same norm in both."""
 
 
+def norm_names(config: DecoderConfig) -> Mapping[str, str]:
+    """Place of a norm over the hidden size in a layer -> its name in checkpoints."""
+    return _PRE_AND_POST_NORMS if config.post_norms else _PRE_NORMS
+
+
 class Block:
     """x + attention(norm(x)), then x + mlp(norm(x)); with post-norms, what is added is normed too."""
 
     def __init__(self, config: DecoderConfig, layer: int, dtype: torch.dtype) -> None:
         self._attention = Attention(config, layer, dtype)
         self._mlp = GatedMLP(config, layer, dtype)
-        self._norm_names = _PRE_AND_POST_NORMS if config.post_norms else _PRE_NORMS
+        self._norm_names = norm_names(config)
         self._norms = _norms(config, self._norm_names, dtype)
 
     def weights(self, prefix: str) -> dict[str, torch.Tensor]:

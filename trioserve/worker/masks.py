@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from trioserve.worker.grammar import GrammarMatcher
     from trioserve.worker.rows import Row
 
-__all__ = ["GrammarMasks", "allowed_tokens", "bar", "keep_only"]
+__all__ = ["GrammarMasks", "Masks", "allowed_tokens", "bar", "keep_only"]
 
-_Masks = dict[int, np.ndarray]
+Masks = dict[int, np.ndarray]
 """By index of the sequence: bool [N, vocab], True for what may come in its first N rows. Fewer than
 1 + num_drafts if the match is complete after some draft: drawing token by token would end there, too."""
 
@@ -40,7 +40,7 @@ class GrammarMasks:
         self._vocab_size = vocab_size
         self._pool: ThreadPoolExecutor | None = None
 
-    def begin(self, sequences: Sequence[ScheduledSequence]) -> Callable[[], _Masks]:
+    def begin(self, sequences: Sequence[ScheduledSequence]) -> Callable[[], Masks]:
         """Start filling; the result is a call that waits for the masks.
 
         Until it has returned, the sequences' grammars belong to the thread. Those that have failed have no
@@ -63,7 +63,7 @@ class GrammarMasks:
             self._pool.shutdown()
             self._pool = None
 
-    def _fill_all(self, wanted: Mapping[int, tuple[GrammarMatcher, Sequence[int]]]) -> _Masks:
+    def _fill_all(self, wanted: Mapping[int, tuple[GrammarMatcher, Sequence[int]]]) -> Masks:
         filled = {index: self._fill(*grammar_and_drafts) for index, grammar_and_drafts in wanted.items()}
         return {index: mask for index, mask in filled.items() if mask is not None}
 

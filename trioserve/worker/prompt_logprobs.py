@@ -22,13 +22,11 @@ _MAX_ROWS = 64
 def prompt_logprobs(
     sequences: Sequence[ScheduledSequence],
     first_rows: Sequence[int],
-    hidden: torch.Tensor,
-    compute_logits: Callable[[torch.Tensor], torch.Tensor],
+    compute_logits: Callable[[Sequence[int]], torch.Tensor],
 ) -> list[list[LogprobRow]]:
     """What this step tells of each sequence's prompt, from its `prompt_logprobs_start` on.
 
-    sequences: N; first_rows: N, the row of hidden that belongs to each one's first token; hidden: [T, width];
-    compute_logits: the model's, [R, vocab] from [R, width].
+    sequences: N; first_rows: N, the row of each one's first token; compute_logits: fp32 [R, vocab] of R rows.
     """
     found: list[list[LogprobRow]] = [[] for _ in sequences]
     wanted = [
@@ -38,7 +36,7 @@ def prompt_logprobs(
     ]
     for start in range(0, len(wanted), _MAX_ROWS):
         indices, rows, token_ids = zip(*wanted[start : start + _MAX_ROWS], strict=True)
-        values = torch.log_softmax(compute_logits(hidden[list(rows)]).float(), dim=-1)
+        values = torch.log_softmax(compute_logits(rows), dim=-1)
         asked = [Wanted(sequences[index].params.prompt_logprobs or 0) for index in indices]
         for index, row in zip(indices, logprob_rows(values, token_ids, asked), strict=True):
             found[index].append(row)

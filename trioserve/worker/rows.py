@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from trioserve.sampling_params import SamplingParams
 
-__all__ = ["Row", "drafts_of", "rows_of", "take"]
+__all__ = ["Row", "accepted", "drafts_of", "rows_of", "take"]
 
 
 @attrs.define(eq=False)  # not frozen: one is made per position and step, at half the cost
@@ -46,6 +46,16 @@ class Row:
 
 def drafts_of(sequence: ScheduledSequence) -> Sequence[int]:
     return sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
+
+
+def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
+    """From a sequence's rows: tokens while they are the drafts, and one more."""
+    count = 0
+    for token, draft in zip(drawn, drafts, strict=False):
+        if token != draft:
+            break
+        count += 1
+    return drawn[: count + 1]
 
 
 def rows_of(sequence: ScheduledSequence, history: History) -> list[Row]:

@@ -26,12 +26,13 @@ import torch
 from trioserve.worker.batch import SampledToken, ScheduledSequence, SequenceOutput
 from trioserve.worker.biases import apply_logit_bias, early_stop_tokens
 from trioserve.worker.filters import draw_tokens
+from trioserve.worker.greedy import NOT_FINITE, is_plain_greedy
 from trioserve.worker.histories import Histories
 from trioserve.worker.logits_processors import apply_processors
 from trioserve.worker.logprobs import RawLogprobs
 from trioserve.worker.masks import allowed_tokens, bar, keep_only
 from trioserve.worker.penalties import apply_penalties
-from trioserve.worker.rows import Row, drafts_of, rows_of, take
+from trioserve.worker.rows import Row, accepted, drafts_of, rows_of, take
 from trioserve.worker.thinking import apply_thinking_budgets
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 __all__ = ["Sampler", "uniform"]
 
 _NO_MASKS: dict[int, np.ndarray] = {}
-_NOT_FINITE = "The model's logits are no finite numbers."
 
 
 class Sampler:
@@ -62,6 +62,10 @@ class Sampler:
     def num_remembered(self) -> int:
         """Requests that it remembers something of: at most those of the last step."""
         return len(self._histories)
+
+    def needs_logits(self, sequences: Sequence[ScheduledSequence]) -> bool:
+        """False if all that matters of each row is its highest logit (`trioserve.worker.greedy`)."""
+        return self._processes_greedy or not all(map(is_plain_greedy, sequences))
 
     def sample(
         self,
@@ -82,13 +86,8 @@ class Sampler:
         grammar_masks: of the sequences with a grammar, as `GrammarMasks` fills them.
         """
         logits = logits.float()
-        if not self._processes_greedy and all(_is_plain_greedy(sequence) for sequence in sequences):
-            highest = logits.argmax(-1, keepdim=True)  # a NaN counts as such
-            is_finite: list[bool] = logits.gather(-1, highest)[:, 0].isfinite().tolist()
-            drawn: list[int] = highest[:, 0].tolist()
-            return _plain_outputs(drawn, is_finite, sequences)
         step = _Step.of(sequences, self._histories.of(sequences), grammar_masks)
-        failures = dict.fromkeys(_mend(logits), _NOT_FINITE)
+        failures = dict.fromkeys(_mend(logits), NOT_FINITE)
         logprobs = RawLogprobs.capture(logits, step.rows)
         logits, unusable = self._shape(logits, step)
         failures = dict.fromkeys(unusable, "A custom logits processor left no token to draw.") | failures
@@ -149,22 +148,6 @@ class _Step:
         return step
 
 
-def _is_plain_greedy(sequence: ScheduledSequence) -> bool:
-    """Does only the highest logit matter?"""
-    params, constraints = sequence.params, sequence.constraints
-    return (
-        params.is_greedy
-        and sequence.grammar is None
-        and not params.reports_logprobs
-        and not params.logit_bias
-        and params.allowed_token_ids is None
-        and len(sequence.output_token_ids) >= params.min_tokens
-        and not params.needs_penalties
-        and not constraints.bad_words
-        and constraints.thinking is None
-    )
-
-
 def _mend(logits: torch.Tensor) -> set[int]:
     """The rows in which nothing can be drawn (all -inf, or a +inf or NaN among them); they become zeros."""
     broken = ~logits.amax(-1).isfinite()
@@ -188,37 +171,11 @@ def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     return token_ids
 
 
-def _plain_outputs(
-    drawn: list[int], is_finite: list[bool], sequences: Sequence[ScheduledSequence]
-) -> list[SequenceOutput]:
-    outputs = []
-    first = 0
-    for sequence in sequences:
-        end = first + 1 + sequence.num_drafts
-        kept = _kept(drawn[first:end], drafts_of(sequence))
-        if all(is_finite[first : first + len(kept)]):
-            outputs.append(SequenceOutput([SampledToken(token) for token in kept]))
-        else:
-            outputs.append(SequenceOutput(failure=_NOT_FINITE))
-        first = end
-    return outputs
-
-
-def _kept(drawn: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
-    """From a sequence's rows: tokens while they are the drafts, and one more."""
-    count = 0
-    for token, draft in zip(drawn, drafts, strict=False):
-        if token != draft:
-            break
-        count += 1
-    return drawn[: count + 1]
-
-
 def _outputs(
     drawn: list[int], step: _Step, logprobs: RawLogprobs | None, failures: Mapping[int, str]
 ) -> list[SequenceOutput]:
     kept = [
-        _kept(drawn[rows.start : rows.stop], drafts_of(sequence))
+        accepted(drawn[rows.start : rows.stop], drafts_of(sequence))
         for sequence, rows in zip(step.sequences, step.counting, strict=True)
     ]
     kept_rows = [rows[: len(tokens)] for rows, tokens in zip(step.counting, kept, strict=True)]

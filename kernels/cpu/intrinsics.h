@@ -1,0 +1,13 @@
+// The compiler's names for the instructions of x86 processors.
+#pragma once
+
+// gcc 12 takes the deliberately undefined operands in its own header for mistakes.
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif

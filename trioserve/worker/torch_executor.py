@@ -1,0 +1,122 @@
+"""Computes steps in torch: on any processor, and with adapters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from trioserve.worker.attention import TorchAttention
+from trioserve.worker.executor import Highest
+from trioserve.worker.loader import load_model
+from trioserve.worker.lora import step_adapters
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trioserve.config import EngineConfig, ResolvedModel
+    from trioserve.models.config import DecoderConfig
+    from trioserve.models.decoder import DecoderModel
+    from trioserve.worker.attention import AttentionBackend
+    from trioserve.worker.batch import ScheduledSequence
+    from trioserve.worker.kv_layout import KVCacheLayout
+    from trioserve.worker.lora import Adapter
+
+__all__ = ["TorchExecutor"]
+
+
+class TorchExecutor:
+    """See `trioserve.worker.executor.Executor`.
+
+    torch keeps its number of compute threads per calling thread; it is set here.
+
+    Raises:
+      ModelNotSupportedError, ModelSourceError: see `trioserve.worker.loader.load_model`.
+    """
+
+    def __init__(self, model: ResolvedModel, config: EngineConfig) -> None:
+        self._source = model
+        self._num_threads = config.threads
+        # Invariant: None exactly between free_weights and load_weights.
+        self._model: DecoderModel | None = None
+        self._model = loaded = self._load()
+        self.config: DecoderConfig = loaded.config
+        self.dtype: torch.dtype = loaded.dtype
+        self._attention: AttentionBackend = TorchAttention(
+            loaded.config, config.cache.block_size, loaded.dtype
+        )
+        self._kv_caches: list[torch.Tensor] = []
+        # Invariant: one per layer after allocate_kv_cache, empty before it and after free_kv_cache.
+        self._hidden = torch.empty(0)
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        return self._attention.layout
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self._attention.bytes_per_block
+
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        self._kv_caches = self._attention.allocate(num_blocks)
+
+    def free_kv_cache(self) -> None:
+        self._kv_caches = []
+
+    def free_weights(self) -> None:
+        self._model = None
+
+    def load_weights(self) -> None:
+        if self._model is None:
+            self._model = self._load()
+
+    def forward(self, sequences: Sequence[ScheduledSequence], adapters: Mapping[str, Adapter]) -> list[int]:
+        order = self._attention.arrange(sequences)
+        arranged = [sequences[index] for index in order]
+        self._hidden = self._loaded.forward(
+            *_inputs(arranged),
+            self._attention.plan(arranged),
+            self._kv_caches,
+            step_adapters(arranged, adapters) if adapters else None,
+        )
+        first_rows = [0] * len(order)
+        row = 0
+        for index, sequence in zip(order, arranged, strict=True):
+            first_rows[index] = row
+            row += len(sequence.token_ids)
+        return first_rows
+
+    def logits(self, rows: Sequence[int]) -> torch.Tensor:
+        return self._loaded.logits(self._hidden[list(rows)]).float()
+
+    def highest(self, rows: Sequence[int]) -> Highest:
+        logits = self.logits(rows)
+        highest = logits.argmax(-1, keepdim=True)  # a NaN counts as such
+        is_finite = logits.gather(-1, highest)[:, 0].isfinite()
+        return Highest(highest[:, 0].tolist(), is_finite.tolist())
+
+    def close(self) -> None:
+        """There is nothing of its own that would have to end."""
+
+    @property
+    def _loaded(self) -> DecoderModel:
+        assert self._model is not None, "the weights have been freed"
+        return self._model
+
+    def _load(self) -> DecoderModel:
+        # Loading copies memory, for which one thread is enough; hundreds of small parallel copies that wait
+        # for each other's threads take twenty times longer on a busy machine.
+        torch.set_num_threads(1)
+        model = load_model(self._source)
+        torch.set_num_threads(self._num_threads)
+        return model
+
+
+def _inputs(sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and positions of all sequences laid end to end, int64 [T] each."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    for sequence in sequences:
+        token_ids += sequence.token_ids
+        positions += range(sequence.start, sequence.start + len(sequence.token_ids))
+    return torch.tensor(token_ids), torch.tensor(positions)
