@@ -32,6 +32,8 @@ from trioserve_kernels.native import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    Use = Callable[[PackedMatrix, ThreadPool], object]
+
 
 @pytest.fixture(scope="module")
 def library() -> Library:
@@ -69,9 +71,6 @@ def test_columns(library: Library) -> None:
         PackedMatrix(library, 0)
 
 
-Use = "Callable[[PackedMatrix, ThreadPool], object]"
-
-
 @pytest.mark.parametrize(
     ("use", "problem"),
     [
@@ -102,7 +101,7 @@ def test_blocks_go_only_where_nothing_is_lost(library: Library, pool: ThreadPool
         with pytest.raises(ValueError, match="format is missing"):
             matrix.fill(pool, Source.Q8_0, 1, 16)
         matrix.add_segment(Format.Q4, 16)
-        with pytest.raises(ValueError, match="format is Q4; for rows of Q8_0 .* one of F32, BF16, Q8$"):
+        with pytest.raises(ValueError, match=r"format is Q4; for rows of Q8_0 .* one of F32, BF16, Q8$"):
             matrix.fill(pool, Source.Q8_0, np.zeros((16, row_bytes(Source.Q8_0, 64)), np.uint8), 16)
 
 
@@ -207,7 +206,7 @@ def test_caches(pool: ThreadPool, matrix: PackedMatrix, layer: DecoderLayer) -> 
             decoder.set_cache(np.zeros(8191, np.uint8), 1)
         memory = np.zeros(8192 + 64, np.uint8)
         odd = 1 - memory.ctypes.data % 64
-        with pytest.raises(ValueError, match="cache is at address .*; it must be a multiple of 64"):
+        with pytest.raises(ValueError, match=r"cache is at address .*; it must be a multiple of 64"):
             decoder.set_cache(memory[odd % 64 :][:8192], 1)
         with pytest.raises(ValueError, match="num_layers is 2; it must be between 0 and 1"):
             decoder.forward_layers(step_of(*[np.zeros(0, np.int32)] * 2, *tables()), 2, 0)

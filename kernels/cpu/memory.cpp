@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 namespace ts {
@@ -11,19 +12,13 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kHugePage = size_t(2) << 20;
-
-// The address sanitizer sees no borders in mapped memory: a checked build takes all memory from the heap.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr size_t kMapFrom = SIZE_MAX;
-#else
-constexpr size_t kMapFrom = kHugePage;
-#endif
+constexpr size_t kSharedMapping = 4 * kHugePage;
 
 constexpr size_t rounded_up(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
 // Mapped memory begins and ends at huge pages' borders: more is mapped than asked for, and what lies before and
 // behind is given back at once.
-uint8_t* map(size_t size) {
+std::shared_ptr<uint8_t> map(size_t size) {
   const size_t used = rounded_up(size, kHugePage);
   void* mapped = mmap(nullptr, used + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) std::abort();
@@ -34,37 +29,47 @@ uint8_t* map(size_t size) {
   const size_t behind = begin + kHugePage - aligned;
   if (behind > 0) munmap(data + used, behind);
   madvise(data, used, MADV_HUGEPAGE);  // a wish: without huge pages all is as right, only slower
-  return data;
+  return std::shared_ptr<uint8_t>(data, [used](uint8_t* mapping) { munmap(mapping, used); });
 }
 
-uint8_t* take(size_t size) {
+// The next bytes of the mapping that small pieces come from at the moment; none is ever handed out twice.
+std::shared_ptr<uint8_t> take_shared(size_t size) {
+  static std::mutex mutex;
+  static std::shared_ptr<uint8_t> mapping;
+  static size_t used = kSharedMapping;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (size > kSharedMapping - used) {
+    mapping = map(kSharedMapping);
+    used = 0;
+  }
+  const size_t begin = std::exchange(used, rounded_up(used + size, kAlignment));
+  return std::shared_ptr<uint8_t>(mapping, mapping.get() + begin);
+}
+
+// The address sanitizer sees no borders in mapped memory: a checked build takes all memory from the heap.
+#if defined(__SANITIZE_ADDRESS__)
+std::shared_ptr<uint8_t> take(size_t size) {
   void* data = nullptr;
   if (posix_memalign(&data, kAlignment, size) != 0) std::abort();
   std::memset(data, 0, size);
-  return static_cast<uint8_t*>(data);
+  return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(data), std::free);
 }
+#else
+std::shared_ptr<uint8_t> take(size_t size) { return size >= kHugePage ? map(size) : take_shared(size); }
+#endif
 
 }  // namespace
 
 Memory::Memory(size_t size) : size_(size) {
-  if (size > 0) data_ = size >= kMapFrom ? map(size) : take(size);
+  if (size > 0) data_ = take(size);
 }
 
-Memory::Memory(Memory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+Memory::Memory(Memory&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
 
 Memory& Memory::operator=(Memory&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
+  data_ = std::move(other.data_);
+  size_ = std::exchange(other.size_, 0);
   return *this;
-}
-
-Memory::~Memory() {
-  if (size_ >= kMapFrom) {
-    munmap(data_, rounded_up(size_, kHugePage));
-  } else {
-    std::free(data_);
-  }
 }
 
 void Memory::reserve(size_t size) {

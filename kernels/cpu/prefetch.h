@@ -8,8 +8,8 @@ namespace ts {
 
 constexpr size_t kCacheLine = 64;
 
-// One stretch of memory, spread over a number of steps. A burst of prefetches would hold up the loads of the step
-// that it is in.
+// One stretch of memory, spread over a number of steps. A burst of prefetches would hold up the loads of the
+// step that it is in.
 class Prefetch {
  public:
   Prefetch() = default;
@@ -23,7 +23,7 @@ class Prefetch {
   }
 
  private:
-  static constexpr int kLevel = 2;  // the second-level cache: what is prefetched is often as large as the first
+  static constexpr int kLevel = 2;  // the second-level cache: a stretch is often as large as the first
   const uint8_t* next_ = nullptr;
   const uint8_t* end_ = nullptr;
   size_t per_step_ = 0;

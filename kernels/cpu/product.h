@@ -56,9 +56,9 @@ void multiply_segment(const Segment& segment, int columns, const Operand& x, Spa
 //
 //   epilogue(int row, int panel, Lanes outputs)
 //
-// once, with the 16 outputs of the panel, bias added. Each output is summed over the columns in one and the same
-// order, whatever rows and panels are asked for. Weights of the panels are read once, in order (more often only if
-// there are more rows than fit the caches together with a panel).
+// once, with the 16 outputs of the panel, bias added. Each output is summed over the columns in one and the
+// same order, whatever rows and panels are asked for. Weights of the panels are read once, in order (more
+// often only if there are more rows than fit the caches together with a panel).
 template <typename Epilogue>
 void multiply(const Matrix& matrix, const Operand& x, Span rows, Span panels, ProductScratch& scratch,
               Epilogue&& epilogue) {

@@ -6,7 +6,8 @@ namespace ts {
 
 namespace {
 
-// Weights are unpacked so far ahead of the product: a tile cannot be loaded from stores that are still under way.
+// Weights are unpacked so far ahead of the product: a tile cannot be loaded from stores that are still under
+// way.
 constexpr int kColumnsAhead = 3 * kColumnMultiple;
 
 constexpr size_t kTileBytes = kTileRows * kTileRowBytes;
@@ -90,8 +91,10 @@ void compute_tile(WeightTile& weights, Span columns, RowTile above, RowTile belo
 using Kernel = void (*)(WeightTile&, Span, RowTile, RowTile, float*, Meanwhile&);
 
 constexpr Kernel kKernels[2][2][2] = {  // [rows pass][row tiles - 1][panels - 1]
-    {{compute_tile<1, 1, false>, compute_tile<1, 2, false>}, {compute_tile<2, 1, false>, compute_tile<2, 2, false>}},
-    {{compute_tile<1, 1, true>, compute_tile<1, 2, true>}, {compute_tile<2, 1, true>, compute_tile<2, 2, true>}}};
+    {{compute_tile<1, 1, false>, compute_tile<1, 2, false>},
+     {compute_tile<2, 1, false>, compute_tile<2, 2, false>}},
+    {{compute_tile<1, 1, true>, compute_tile<1, 2, true>},
+     {compute_tile<2, 1, true>, compute_tile<2, 2, true>}}};
 
 }  // namespace
 
@@ -105,8 +108,8 @@ ProductAmx::ProductAmx(int columns, const Operand& x, Span rows, ProductScratch&
   }
 }
 
-// A tile's rows as [columns / 32][rows][32]. A tile is loaded with 16 rows, be there so many or not: what is read
-// behind the last row of 32 columns are the next ones, whose sums nobody looks at.
+// A tile's rows as [columns / 32][rows][32]. A tile is loaded with 16 rows, be there so many or not: what is
+// read behind the last row of 32 columns are the next ones, whose sums nobody looks at.
 void ProductAmx::order_rows(const Operand& x, Span rows, uint8_t* out) const {
   const size_t step = size_t(rows.end - rows.begin) * kTileRowBytes;
   for (int i = 0; i < rows.end - rows.begin; ++i) {
@@ -118,7 +121,8 @@ void ProductAmx::order_rows(const Operand& x, Span rows, uint8_t* out) const {
   }
 }
 
-void ProductAmx::compute(WeightTile& weights, Span rows, Span columns, float* sums, Meanwhile& meanwhile) const {
+void ProductAmx::compute(WeightTile& weights, Span rows, Span columns, float* sums,
+                         Meanwhile& meanwhile) const {
   const int count = rows.end - rows.begin, below = std::max(count - kTileRows, 0), above = count - below;
   const uint8_t* first = ordered_ + size_t(rows.begin - rows_.begin) * row_bytes();
   const uint8_t* second = first + size_t(above) * row_bytes();

@@ -23,11 +23,14 @@ void compute_tile(WeightTile& weights, Span columns, const bf16* x, size_t x_str
   const uint8_t* panel = weights.panel(0) + size_t(columns.begin) * kPanelRows * sizeof(bf16);
   const size_t panel_stride = weights.stride();
   Prefetch prefetch = weights.prefetch();
-  for (int column = columns.begin; column < columns.end; column += 2, panel += 2 * kPanelRows * sizeof(bf16)) {
+  constexpr size_t kPairBytes = 2 * kPanelRows * sizeof(bf16);
+  for (int column = columns.begin; column < columns.end; column += 2, panel += kPairBytes) {
     if (column % kColumnMultiple == 0) prefetch.step();
     __m512bh weight[Panels];
 #pragma GCC unroll 3
-    for (int p = 0; p < Panels; ++p) weight[p] = (__m512bh)_mm512_load_si512(panel + size_t(p) * panel_stride);
+    for (int p = 0; p < Panels; ++p) {
+      weight[p] = (__m512bh)_mm512_load_si512(panel + size_t(p) * panel_stride);
+    }
 #pragma GCC unroll 8
     for (int row = 0; row < Rows; ++row) {
       int32_t pair;

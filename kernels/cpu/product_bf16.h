@@ -14,8 +14,8 @@ namespace ts {
 
 class ProductBf16 {
  public:
-  // 24 of 32 registers for sums, three for weights, one for a pair of activations. Of the shapes that fit, this
-  // one was the best or near it at every number of rows.
+  // 24 of 32 registers for sums, three for weights, one for a pair of activations. Of the shapes that fit,
+  // this one was the best or near it at every number of rows.
   static constexpr int kRows = 8, kPanels = 3;
 
   explicit ProductBf16(const Operand& x) : x_(x) {}

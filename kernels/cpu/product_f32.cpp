@@ -14,7 +14,9 @@ template <int Rows, int Panels>
 void compute_tile(WeightTile& weights, Span columns, const float* x, size_t x_stride, float* sums) {
   Lanes total[Rows][Panels];
   for (int row = 0; row < Rows; ++row) {
-    for (int p = 0; p < Panels; ++p) total[row][p] = columns.begin == 0 ? zero() : load(sums + sum_at(row, p));
+    for (int p = 0; p < Panels; ++p) {
+      total[row][p] = columns.begin == 0 ? zero() : load(sums + sum_at(row, p));
+    }
   }
   const float* panel = reinterpret_cast<const float*>(weights.panel(0)) + size_t(columns.begin) * kPanelRows;
   const size_t panel_stride = weights.stride() / sizeof(float);

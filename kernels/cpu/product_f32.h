@@ -1,5 +1,5 @@
-// Products in fp32, on every tier: of fp32 weights, and of all weights where the tier has nothing better for them
-// (they are unpacked to fp32 first).
+// Products in fp32, on every tier: of fp32 weights, and of all weights where the tier has nothing better for
+// them (they are unpacked to fp32 first).
 #pragma once
 
 #include "operand.h"

@@ -84,7 +84,8 @@ void compute_tile(WeightTile& weights, Span columns, const int8_t* x, const Grou
   }
   for (size_t g = size_t(columns.begin / kColumnMultiple); g < size_t(columns.end / kColumnMultiple); ++g) {
     prefetch.step();
-    const Group<format> group(quants + g * quants_bytes(format), scales + g * kScaleStep, minima + g * kScaleStep);
+    const size_t scale = g * kScaleStep;
+    const Group<format> group(quants + g * quants_bytes(format), scales + scale, minima + scale);
 #pragma GCC unroll 12
     for (size_t row = 0; row < Rows; ++row) {
       const size_t at = row * groups + g;
@@ -150,7 +151,8 @@ void ProductInt8::set_terms(int row, GroupTerms* terms) const {
 
 void ProductInt8::compute(WeightTile& weights, Span rows, Span columns, float* sums, Meanwhile&) const {
   const Kernel kernel = kernel_for(format_, rows.end - rows.begin);
-  kernel(weights, columns, x_.int8_row(rows.begin), terms_ + size_t(rows.begin - first_row_) * size_t(groups_), sums);
+  const GroupTerms* terms = terms_ + size_t(rows.begin - first_row_) * size_t(groups_);
+  kernel(weights, columns, x_.int8_row(rows.begin), terms, sums);
 }
 
 }  // namespace ts

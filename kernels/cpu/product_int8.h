@@ -1,5 +1,5 @@
-// Products of quantized weights by integer dot products (VNNI): weights unsigned, activations int8 with a scale per
-// 32 columns. A group's sum is an exact integer; groups are scaled and added up in fp32.
+// Products of quantized weights by integer dot products (VNNI): weights unsigned, activations int8 with a
+// scale per 32 columns. A group's sum is an exact integer; groups are scaled and added up in fp32.
 #pragma once
 
 #include "operand.h"
@@ -14,7 +14,7 @@ namespace ts {
 // What a product needs of 32 columns of a row of activations x = scale q.
 struct GroupTerms {
   float scale;
-  int32_t starts[2];  // of the integer sums, whose weights are 128 too large: -128 sum(q), q8_16: of each half
+  int32_t starts[2];  // of the sums, whose weights are 128 too large: -128 sum(q), q8_16: of each half
   float sum;          // of x: what a weights' minimum is multiplied by
 };
 

@@ -17,16 +17,17 @@ namespace ts {
 //   static Format form(Format)    the form in which it takes weights of a format
 //   static int tile_rows(int)     rows of the next tile if so many are left
 //   void compute(WeightTile&, Span rows, Span columns, float* sums, Meanwhile&)
-//                                 adds the products over some columns to a tile's sums, [rows][kPanels][16]; the first
-//                                 columns set them
+//                                 adds the products over some columns to a tile's sums,
+//                                 [rows][kPanels][16]; the first columns set them
 //
-// Sums that wait for the next columns are kept as they are: an output's bits do not depend on where columns are cut.
+// Sums that wait for the next columns are kept as they are: an output's bits do not depend on where columns
+// are cut.
 template <typename Product, typename Epilogue>
 class SegmentProduct {
  public:
   // rows: all of them; as many as the second-level cache keeps while panels pass by.
-  SegmentProduct(const Product& product, const Segment& segment, int columns, Span rows, ProductScratch& scratch,
-                 Epilogue& epilogue)
+  SegmentProduct(const Product& product, const Segment& segment, int columns, Span rows,
+                 ProductScratch& scratch, Epilogue& epilogue)
       : product_(product),
         weights_(segment, columns, Product::form(segment.format), kPanels, scratch),
         rows_(rows),

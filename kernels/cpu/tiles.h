@@ -1,7 +1,7 @@
 // Tile registers: eight of them, each 16 rows of 64 bytes (AMX).
 //
-// A product C += A B of tiles takes A as 16 rows of 32 bf16 values, B as [16][16][2] (two neighbouring values of the
-// summed index side by side), and C as 16 rows of 16 floats.
+// A product C += A B of tiles takes A as 16 rows of 32 bf16 values, B as [16][16][2] (two neighbouring values
+// of the summed index side by side), and C as 16 rows of 16 floats.
 #pragma once
 
 #if defined(__AMX_BF16__)
@@ -24,7 +24,9 @@ struct alignas(64) TileSizes {
 };
 
 // The compiler knows nothing of tile registers: all that touch memory say so to it ("memory").
-inline void configure_tiles(const TileSizes& sizes) { asm volatile("ldtilecfg %0" : : "m"(sizes) : "memory"); }
+inline void configure_tiles(const TileSizes& sizes) {
+  asm volatile("ldtilecfg %0" : : "m"(sizes) : "memory");
+}
 
 // All tiles of full size: once at the start of a run, in each thread, before any tile is used.
 inline void configure_tiles() { configure_tiles(TileSizes()); }

@@ -27,7 +27,8 @@ UnpackBlock unpack_block_of(Format format) {
 
 }  // namespace
 
-WeightTile::WeightTile(const Segment& segment, int columns, Format form, int capacity, ProductScratch& scratch)
+WeightTile::WeightTile(const Segment& segment, int columns, Format form, int capacity,
+                       ProductScratch& scratch)
     : segment_(segment),
       columns_(columns),
       form_(form),
@@ -52,7 +53,8 @@ void WeightTile::take(Span panels, int last, int passes) {
   }
   const int following = std::min(last - panels.end, this->panels());
   const size_t bytes = size_t(following) * panel_bytes(segment_.format, columns_);
-  prefetch_ = Prefetch(segment_.panel(panels.end, columns_), bytes, size_t(passes) * size_t(columns_ / kColumnMultiple));
+  const size_t steps = size_t(passes) * size_t(columns_ / kColumnMultiple);
+  prefetch_ = Prefetch(segment_.panel(panels.end, columns_), bytes, steps);
 }
 
 void WeightTile::unpack_panels(int last) {

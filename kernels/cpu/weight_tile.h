@@ -9,19 +9,19 @@
 
 namespace ts {
 
-// Up to `capacity` neighbouring panels of a segment in the form that a product takes: where they lie, or unpacked
-// into a thread's scratch. What comes after them is prefetched meanwhile.
+// Up to `capacity` neighbouring panels of a segment in the form that a product takes: where they lie, or
+// unpacked into a thread's scratch. What comes after them is prefetched meanwhile.
 class WeightTile {
  public:
   // form: the segment's own format, f32 or bf16. columns: padded.
   WeightTile(const Segment& segment, int columns, Format form, int capacity, ProductScratch& scratch);
 
-  // Go to `panels`; more are to come up to panel `last`. passes: how often these will be read; each pass calls
-  // `prefetch().step()` once per 32 columns.
+  // Go to `panels`; more are to come up to panel `last`. passes: how often these will be read; each pass
+  // calls `prefetch().step()` once per 32 columns.
   void take(Span panels, int last, int passes);
 
-  // Have the columns before `column`. Where a tier can, panels are unpacked no sooner than they are asked for, beside
-  // the tile products of the columns before.
+  // Have the columns before `column`. Where a tier can, panels are unpacked no sooner than they are asked
+  // for, beside the tile products of the columns before.
   void reach(int column) {
     if (column > reached_) unpack_columns(column);
   }

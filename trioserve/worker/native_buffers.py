@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,16 +10,18 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-__all__ = ["Buffer", "aligned_zeros"]
-
-_ALIGNMENT = 64
+__all__ = ["Buffer", "mapped_zeros"]
 
 
-def aligned_zeros(size: int) -> np.ndarray:
-    """uint8 [size] at a multiple of 64, all zeros. The system gives its pages as they are first touched."""
-    memory = np.zeros(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size]
+def mapped_zeros(size: int) -> np.ndarray:
+    """uint8 [size] at a page's border, all zeros, in huge pages where the system has them.
+
+    The system gives its pages as they are first touched, and takes all back when the array is dropped. In pages
+    of 4 KiB, attention takes twice as long.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 class Buffer:

@@ -15,7 +15,7 @@ from trioserve.worker.kv_layout import KVCacheLayout
 from trioserve.worker.layer_groups import LayerGroups, group_layers
 from trioserve.worker.loader import TORCH_DTYPES
 from trioserve.worker.native_batch import NativeBatches
-from trioserve.worker.native_buffers import Buffer, aligned_zeros
+from trioserve.worker.native_buffers import Buffer, mapped_zeros
 from trioserve.worker.native_program import decoder_shape, make_decoder
 from trioserve.worker.native_weights import load_native_weights
 from trioserve_kernels.native import Decoder, ThreadPool
@@ -64,7 +64,7 @@ class NativeExecutor:
         self._logits = Buffer(np.float32, self.config.vocab_size)
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
-        self._cache = aligned_zeros(num_blocks * self.bytes_per_block)
+        self._cache = mapped_zeros(num_blocks * self.bytes_per_block)
         self._attach_cache()
 
     def free_kv_cache(self) -> None:
