@@ -367,7 +367,7 @@ def hash_model(directory: Path) -> ResolvedModel:
 
 def patch_core(monkeypatch: pytest.MonkeyPatch, runner: HashRunner) -> None:
     """Let a core compute with `runner`, and without grammars."""
-    monkeypatch.setattr(core_server, "_load", lambda _: (_NUM_BLOCKS, runner))
+    monkeypatch.setattr(core_server, "_load", lambda *_: (_NUM_BLOCKS, runner))
     monkeypatch.setattr(core_server.GrammarCompiler, "open", _open_no_grammars)
 
 

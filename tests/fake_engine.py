@@ -54,6 +54,7 @@ class FakeEngineClient:
         block_size=16,
         kv_cache_bytes=1,
         load_seconds=0.0,
+        kernels="fake kernels",
     )
 
     def __init__(self) -> None:

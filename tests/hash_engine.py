@@ -127,7 +127,7 @@ async def open_hash_llm(
         await trio.lowlevel.checkpoint()
         yield _NoGrammars()
 
-    monkeypatch.setattr(core_server, "_load", lambda _: (num_blocks, runner))
+    monkeypatch.setattr(core_server, "_load", lambda *_: (num_blocks, runner))
     monkeypatch.setattr(core_server.GrammarCompiler, "open", open_compiler)
     monkeypatch.setattr(trioserve.async_llm, "resolve_model", lambda _: model)
     args = EngineArgs.from_dict(

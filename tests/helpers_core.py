@@ -37,6 +37,8 @@ class PagedRunner:
     as the group's layers look, holds what was written for this sequence.
     """
 
+    kernels = "a list in Python"
+
     def __init__(self, num_blocks: int, layout: KVCacheLayout) -> None:
         self.layout = layout
         self._memory: list[list[object]] = [[NOTHING] * layout.block_size for _ in range(num_blocks)]

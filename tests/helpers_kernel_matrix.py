@@ -129,17 +129,14 @@ def _panel_values(matrix: PackedMatrix) -> tuple[int, int]:
     return -(-matrix.rows // 16), -(-matrix.columns // 32) * 32
 
 
-def unpacked_panels(matrix: PackedMatrix, form: Format) -> NDArray[np.float32]:
-    """All rows and columns, padding included, as panels of another format have them (`cpu/unpack.h`)."""
+def unpacked_panels(matrix: PackedMatrix) -> NDArray[np.float32]:
+    """All rows and columns, padding included, as products that take floats see them (`cpu/unpack.h`)."""
     count, columns = _panel_values(matrix)
-    unpack = matrix.library.functions.ts_test_unpack
-    if form is Format.F32:
-        floats = np.empty((count, columns, 16), np.float32)
-        unpack(ctypes.c_void_p(matrix.handle), int(form), ctypes.c_void_p(floats.ctypes.data))
-        return floats.transpose(0, 2, 1).reshape(count * 16, columns)
-    pairs = np.empty((count, columns // 2, 16, 2), np.uint16)
-    unpack(ctypes.c_void_p(matrix.handle), int(form), ctypes.c_void_p(pairs.ctypes.data))
-    return from_bf16(pairs).transpose(0, 2, 1, 3).reshape(count * 16, columns)
+    floats = np.empty((count, columns, 16), np.float32)
+    matrix.library.functions.ts_test_unpack(
+        ctypes.c_void_p(matrix.handle), ctypes.c_void_p(floats.ctypes.data)
+    )
+    return floats.transpose(0, 2, 1).reshape(count * 16, columns)
 
 
 def panels(matrix: PackedMatrix) -> NDArray[np.uint8]:

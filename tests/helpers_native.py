@@ -16,7 +16,7 @@ from trioserve.worker.native_executor import NativeExecutor
 from trioserve_kernels.native import available_tiers, load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from helpers_worker import DrivenSequence
@@ -43,9 +43,24 @@ class NativeModel:
         steps = [self._blocks.schedule(sequence, size) for sequence, size in sequences]
         first_rows = self.executor.forward(steps, {})
         return [
-            self.executor.logits(range(first, first + len(step.token_ids))).clone()
+            torch.from_numpy(self.executor.logits(range(first, first + len(step.token_ids))).copy())
             for first, step in zip(first_rows, steps, strict=True)
         ]
+
+    def hidden_by_layer(
+        self, sequence: DrivenSequence, size: int, numbers_of_layers: Iterable[int]
+    ) -> list[torch.Tensor]:
+        """Of one chunk, what comes out of so many layers: fp32 [size, hidden_size] each.
+
+        The last number must be that of all layers, or later chunks find nothing in the others' cache.
+        """
+        batch = self.executor._batches.make([self._blocks.schedule(sequence, size)])
+        found = []
+        for number in numbers_of_layers:
+            hidden = torch.empty(size, self.executor.config.hidden_size)
+            self.executor._decoder.forward_layers(batch.step, number, hidden.data_ptr())
+            found.append(hidden)
+        return found
 
     def give_back(self, sequences: Sequence[DrivenSequence]) -> None:
         """Their blocks, to others."""

@@ -71,7 +71,7 @@ def sample(
         filled = masks.begin(sequences)()
     finally:
         masks.close()
-    return (sampler or Sampler(logits.shape[1])).sample(logits.clone(), sequences, filled)
+    return (sampler or Sampler(logits.shape[1])).sample(logits.float().clone().numpy(), sequences, filled)
 
 
 def drawn(output: SequenceOutput) -> list[int]:

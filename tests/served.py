@@ -109,7 +109,7 @@ def served(
 ) -> Iterator[ServedModel]:
     """A server on a free port, that is ready; it is killed on leaving if it still runs."""
     log_path = directory / "serve.log"
-    command = [sys.executable, "-m", "trioserve", "serve", "--port", "0", *flags]
+    command = [sys.executable, "-m", "trioserve", "serve", "--port", "0", "--threads", "1", *flags]
     with log_path.open("w") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, text=True, env={**os.environ, **(environment or {})}

@@ -64,7 +64,9 @@ class Engine:
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     # float32: in bfloat16, two tokens of nearly the same probability may change places with the batch.
-    args = EngineArgs.from_dict({"model": MODEL, "dtype": "float32", "log": {"stats_interval": 0}})
+    args = EngineArgs.from_dict(
+        {"model": MODEL, "dtype": "float32", "threads": 1, "log": {"stats_interval": 0}}
+    )
     with Portal() as portal:
         yield Engine(portal, portal.enter(AsyncLLM.from_engine_args(args)))
 

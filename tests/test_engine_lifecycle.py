@@ -22,7 +22,7 @@ OwnChildren = Callable[[], set[int]]
 
 
 def engine_args(**values: object) -> EngineArgs:
-    return EngineArgs.from_dict({"model": MODEL, "log": {"stats_interval": 0}, **values})
+    return EngineArgs.from_dict({"model": MODEL, "threads": 1, "log": {"stats_interval": 0}, **values})
 
 
 async def wait_until_idle(llm: AsyncLLM) -> None:

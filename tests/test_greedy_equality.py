@@ -112,7 +112,7 @@ def judge(case: Case) -> Judge:
 
 
 def new_llm(case: Case, **values: Any) -> AsyncLLM:
-    args = {"model": case.model, "dtype": "float32", "log": {"stats_interval": 0}, **values}
+    args = {"model": case.model, "dtype": "float32", "threads": 1, "log": {"stats_interval": 0}, **values}
     return AsyncLLM.from_engine_args(EngineArgs.from_dict(args))
 
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 BLOCKS = {Format.Q8_16: Source.Q6_K, Format.Q4_WIDE: Source.Q4_K}
 FORMATS = pytest.mark.parametrize("form", list(Format), ids=lambda form: form.name)
+QUANTIZED = [Format.Q8, Format.Q8_16, Format.Q4, Format.Q4_WIDE]
+INT8_TIERS = [tier for tier in available_tiers() if tier == "amx" or tier.startswith("avx512")]
+"""Whose products of quantized weights are sums of integers."""
 RELATIVE_ERROR = 1e-6
 """Of sums in fp32, against the sum of the terms' magnitudes."""
 
@@ -73,9 +76,9 @@ def multiplied_as(library: Library, form: Format) -> str:
     """The number format in which a tier multiplies weights of a format, see `cpu/tier.h`."""
     if form is Format.F32:
         return "fp32"
-    if library.tier == "amx" or (library.tier == "avx512_bf16" and form is Format.BF16):
-        return "bf16"
-    return "int8" if library.tier.startswith("avx512") and form is not Format.BF16 else "fp32"
+    if form is Format.BF16:
+        return "bf16" if library.tier in ("amx", "avx512_bf16") else "fp32"
+    return "int8" if library.tier in INT8_TIERS else "fp32"
 
 
 def weights_of(pool: ThreadPool, segments: list[tuple[Format, int]], columns: int) -> Weights:
@@ -191,6 +194,23 @@ def test_bits_do_not_depend_on_the_rows_beside(pool: ThreadPool, form: Format) -
             np.testing.assert_array_equal(matrix.multiply(pool, x[:rows]), products[:rows])
         for first in (1, 15, 16, 17, 32, 50, 77):
             np.testing.assert_array_equal(matrix.multiply(pool, x[first : first + 33]), products[first:][:33])
+
+
+@pytest.mark.skipif(len(INT8_TIERS) < 2, reason="this machine runs at most one such tier")
+@pytest.mark.parametrize("form", QUANTIZED, ids=lambda form: form.name)
+def test_bits_of_integer_sums_do_not_depend_on_the_tier(form: Format) -> None:
+    """Nor on how a tier makes them: by dot products for a few rows, by tiles for many."""
+    x = np.random.default_rng(4).standard_normal((45, 1280), np.float32)
+    products = []
+    for tier in INT8_TIERS:
+        library = load(tier)
+        with ThreadPool(library, 1) as pool, weights_of(pool, [(form, 48)], 1280).matrix as matrix:
+            products += [
+                matrix.multiply(pool, x),
+                np.stack([matrix.multiply(pool, row[None])[0] for row in x]),
+            ]
+    for others in products[1:]:
+        np.testing.assert_array_equal(others, products[0])
 
 
 @FORMATS

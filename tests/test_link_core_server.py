@@ -184,7 +184,7 @@ async def connected(monkeypatch: pytest.MonkeyPatch, **args: Any) -> AsyncIterat
     async def open_compiler(*_: object) -> AsyncIterator[Compiler]:
         yield compiler
 
-    monkeypatch.setattr(core_server, "_load", lambda hello: (NUM_BLOCKS, runner))
+    monkeypatch.setattr(core_server, "_load", lambda *_: (NUM_BLOCKS, runner))
     monkeypatch.setattr(core_server.GrammarCompiler, "open", open_compiler)
     near, far = map(_stream, socket.socketpair())
     config = EngineArgs(**args).create_engine_config()
@@ -195,7 +195,9 @@ async def connected(monkeypatch: pytest.MonkeyPatch, **args: Any) -> AsyncIterat
             near.send_nowait(
                 Hello(protocol=PROTOCOL_VERSION, version=__version__, config=config, model=MODEL)
             )
-            assert isinstance(await near.receive(), Ready)
+            ready = await near.receive()
+            assert isinstance(ready, Ready)
+            assert ready.kernels == runner.kernels
             client = Client(near, runner, compiler)
             nursery.start_soon(client.read)
             yield client

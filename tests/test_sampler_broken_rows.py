@@ -30,9 +30,9 @@ KINDS = {
 def test_only_their_sequence_fails(params: SamplingParams, value: float, is_whole_row: bool) -> None:
     sequences = [scheduled_sequence(params=params, seed=seed) for seed in range(3)]
     logits = random_logits(3, VOCAB_SIZE)
-    expected = [drawn(output) for output in Sampler(VOCAB_SIZE).sample(logits.clone(), sequences)]
+    expected = [drawn(output) for output in Sampler(VOCAB_SIZE).sample(logits.clone().numpy(), sequences)]
     logits[1, slice(None) if is_whole_row else 7] = value
-    outputs = Sampler(VOCAB_SIZE).sample(logits, sequences)
+    outputs = Sampler(VOCAB_SIZE).sample(logits.numpy(), sequences)
     assert [drawn(outputs[0]), drawn(outputs[2])] == [expected[0], expected[2]]
     if value == -math.inf and not is_whole_row:  # a token that cannot come
         assert outputs[1].failure is None
@@ -47,7 +47,7 @@ def test_rows_after_a_wrong_draft_do_not_matter(params: SamplingParams) -> None:
         logits = torch.zeros(2, VOCAB_SIZE)
         logits[0, 5] = 100.0
         logits[1] = math.nan
-        (output,) = Sampler(VOCAB_SIZE).sample(logits, [sequence])
+        (output,) = Sampler(VOCAB_SIZE).sample(logits.numpy(), [sequence])
         return output
 
     assert drawn(outputs_of(draft=6)) == [5]

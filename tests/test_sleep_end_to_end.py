@@ -25,7 +25,7 @@ ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 
 def new_llm(**values: Any) -> AsyncLLM:
-    args = {"model": MODEL, "dtype": "float32", "log": {"stats_interval": 0}, **values}
+    args = {"model": MODEL, "dtype": "float32", "threads": 1, "log": {"stats_interval": 0}, **values}
     return AsyncLLM.from_engine_args(EngineArgs.from_dict(args))
 
 

@@ -31,7 +31,9 @@ PROMPT = "The capital of France is"
 
 def engine_args(**values: object) -> EngineArgs:
     defaults = {"engine_restart": "on-failure", "engine_restart_backoff": 0.05, "dtype": "float32"}
-    return EngineArgs.from_dict({"model": MODEL, "log": {"stats_interval": 0}, **defaults, **values})
+    return EngineArgs.from_dict(
+        {"model": MODEL, "threads": 1, "log": {"stats_interval": 0}, **defaults, **values}
+    )
 
 
 async def read_all(outputs: RequestStream) -> None:

@@ -142,7 +142,7 @@ async def streamed(client: httpx2.AsyncClient, case: Case) -> Answer:
 
 
 def offline() -> list[Answer]:
-    with LLM(model=MODEL, dtype="float32") as llm:
+    with LLM(model=MODEL, dtype="float32", threads=1) as llm:
         chats = [case for case in CASES if case.is_chat]
         others = [case for case in CASES if not case.is_chat]
         params = [case.sampling_params for case in others]

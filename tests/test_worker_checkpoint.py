@@ -29,7 +29,11 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", BLOCK_SIZES)
-def test_torch_loads_what_blocks_mean(checkpoint: Path, kind: str) -> None:
+@pytest.mark.parametrize("numbers_at_once", [1000, 10**9])
+def test_torch_loads_what_blocks_mean(
+    checkpoint: Path, kind: str, numbers_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trioserve.worker.checkpoint._DEQUANTIZED_AT_ONCE", numbers_at_once)
     put_in_blocks(checkpoint, {"down_proj": kind})
     blocks = load_file(checkpoint / "model.safetensors")[DOWN]
     expected = torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind]))

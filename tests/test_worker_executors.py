@@ -50,23 +50,19 @@ def _make(directory: Path, *, quantization: Any = "auto", **args: Any) -> Execut
 
 
 @needs_native
-def test_automatic_is_the_fastest_tier_and_torch_keeps_out_of_its_way(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
+def test_automatic_is_the_fastest_tier_and_torch_keeps_out_of_its_way(directory: Path) -> None:
     torch.set_num_threads(2)
     with closing(_make(directory, threads=2)) as executor:
         assert isinstance(executor, NativeExecutor)
         assert torch.get_num_threads() == 1
-    assert caplog.messages == [f"{TIERS[0]} kernels compute the model in 2 threads"]
+        assert executor.kernels == f"{TIERS[0]} kernels in 2 threads"
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_tier_by_its_name(directory: Path, tier: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_a_tier_by_its_name(directory: Path, tier: str) -> None:
     with closing(_make(directory, cpu_kernels=tier)) as executor:
         assert isinstance(executor, NativeExecutor)
-    assert caplog.messages == [f"{tier} kernels compute the model in 1 threads"]
+        assert executor.kernels == f"{tier} kernels in 1 thread"
 
 
 @pytest.mark.parametrize(
@@ -77,25 +73,19 @@ def test_a_tier_by_its_name(directory: Path, tier: str, caplog: pytest.LogCaptur
         ({"enable_lora": True}, "enable_lora"),
     ],
 )
-def test_torch_computes_what_others_cannot(
-    directory: Path, args: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
+def test_torch_computes_what_others_cannot(directory: Path, args: dict[str, Any], reason: str) -> None:
     with closing(_make(directory, **args)) as executor:
         assert isinstance(executor, TorchExecutor)
-    (line,) = caplog.messages
-    assert line.startswith("torch computes the model: ")
-    assert reason in line
+        assert executor.kernels.startswith("torch (")
+        assert reason in executor.kernels
 
 
 @pytest.mark.usefixtures("nothing_built")
-def test_torch_computes_where_nothing_was_built(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
+def test_torch_computes_where_nothing_was_built(directory: Path) -> None:
     with closing(_make(directory)) as executor:
         assert isinstance(executor, TorchExecutor)
-    (line,) = caplog.messages
-    assert line.startswith("torch computes the model: there are no native kernels: ")
-    assert "is not there" in line
+        assert executor.kernels.startswith("torch (there are no native kernels: ")
+        assert "is not there" in executor.kernels
 
 
 @pytest.mark.usefixtures("nothing_built")

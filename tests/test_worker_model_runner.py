@@ -12,6 +12,7 @@ import torch
 
 from helpers_sampler import FakeGrammar, drawn
 from helpers_worker import (
+    BLOCK_SIZE,
     GREEDY,
     DrivenSequence,
     engine_config,
@@ -46,10 +47,10 @@ def runner(directory: Path) -> Iterator[ModelRunner]:
 
 def test_what_the_scheduler_needs_to_know(directory: Path) -> None:
     for dtype, itemsize in (("float32", 4), ("bfloat16", 2)):
-        runner = ModelRunner(resolved(directory, dtype=dtype), engine_config(block_size=16))
-        # 2 layers, keys and values, 16 tokens, 2 key-value heads of 8 numbers
-        assert runner.bytes_per_block == 2 * 2 * 16 * 2 * 8 * itemsize
-        assert runner.layout.block_size == 16
+        runner = ModelRunner(resolved(directory, dtype=dtype), engine_config())
+        # 2 layers, keys and values, 2 key-value heads of 8 numbers
+        assert runner.bytes_per_block == 2 * 2 * BLOCK_SIZE * 2 * 8 * itemsize
+        assert runner.layout.block_size == BLOCK_SIZE
         assert runner.layout.windows == (None,)
 
 

@@ -60,7 +60,38 @@ class LaneProducts {
   static void begin(int /*rows*/) {}
   static void end() {}
 
-  // scores: [rows][kSegmentTokens]; keys: pages of a segment.
+  // Both products as what is done in steps, which tile registers can do beside something else: here one step.
+  class Scores {
+   public:
+    Scores() = default;
+    Scores(const ProductSizes& sizes, const Value* queries, const Value* const* keys, float* out)
+        : sizes_(sizes), queries_(queries), keys_(keys), out_(out) {}
+    int steps() const { return sizes_.pages.begin < sizes_.pages.end; }
+    void step(Ahead& ahead) { scores(sizes_, queries_, keys_, out_, ahead); }
+
+   private:
+    ProductSizes sizes_{};
+    const Value* queries_ = nullptr;
+    const Value* const* keys_ = nullptr;
+    float* out_ = nullptr;
+  };
+  class Weighed {
+   public:
+    Weighed() = default;
+    Weighed(const ProductSizes& sizes, const Value* probabilities, const Value* const* values, float* out)
+        : sizes_(sizes), probabilities_(probabilities), values_(values), out_(out) {}
+    int steps() const { return sizes_.pages.begin < sizes_.pages.end; }
+    void step(Ahead& ahead) { weigh(sizes_, probabilities_, values_, out_, ahead); }
+
+   private:
+    ProductSizes sizes_{};
+    const Value* probabilities_ = nullptr;
+    const Value* const* values_ = nullptr;
+    float* out_ = nullptr;
+  };
+
+ private:
+  // out: [rows][kSegmentTokens]; keys: pages of a segment.
   static void scores(const ProductSizes& sizes, const Value* queries, const Value* const* keys, float* out,
                      Ahead& ahead) {
     for (int page = sizes.pages.begin; page < sizes.pages.end; page += kRegisterColumns) {
@@ -100,7 +131,6 @@ class LaneProducts {
     }
   }
 
- private:
   // Columns behind the last are the last once more: computed twice, and stored twice.
   static int column(int first, int c, int end) { return first + c < end ? first + c : end - 1; }
 

@@ -10,18 +10,20 @@ namespace ts {
 // Scales of int8 keys and values, [16] of each page of a segment; nullptr: none.
 using PageScales = const float* const*;
 
-// A row of scores, [kSegmentTokens], against the keys of a segment.
+// A row of scores, [kSegmentTokens], against the keys of a segment. kScaled: with scales of keys and values.
+template <bool kScaled>
 struct ScoreRow {
   const float* scores;
-  float scale;  // to powers of two
+  float scale;  // to powers of two, positive
   PageScales key_scales;
   PageScales value_scales;
   Stretch visible;  // tokens of the segment; may be empty
 
-  // Of one page; the lanes of unseen keys may be anything.
-  Lanes scaled(int page) const {
-    const Lanes score = load(scores + page * kPageTokens) * broadcast(scale);
-    return key_scales == nullptr ? score : score * load(key_scales[page]);
+  // Of one page, before they are multiplied by `scale`; the lanes of unseen keys may be anything.
+  Lanes unscaled(int page) const {
+    const Lanes score = load(scores + page * kPageTokens);
+    if constexpr (kScaled) return score * load(key_scales[page]);
+    return score;
   }
   // `hidden` in place of what is not seen, whatever it is.
   Lanes masked(int page, Lanes value, Lanes hidden) const {
@@ -47,26 +49,34 @@ struct ScoreRow {
   }
 };
 
-inline float highest_score(const ScoreRow& row) {
+// The highest score in powers of two; kLowest if no key is seen.
+template <bool kScaled>
+float highest_score(const ScoreRow<kScaled>& row) {
+  if (row.visible.begin >= row.visible.end) return kLowest;
   Lanes highest_lanes = broadcast(kLowest);
   row.for_each_page([&](int page, auto mask) {
-    highest_lanes = max(highest_lanes, mask(row.scaled(page), broadcast(kLowest)));
+    highest_lanes = max(highest_lanes, mask(row.unscaled(page), broadcast(kLowest)));
   });
-  return highest(highest_lanes);
+  return highest(highest_lanes) * row.scale;
 }
+
+// For x up to about 0, as exact as the type that the result is stored in can use.
+inline Lanes probability(Lanes x, const float*) { return exp2(x); }
+inline Lanes probability(Lanes x, const bf16*) { return exp2_coarse(x); }
 
 // 2^(score - highest) of each key in `pages`, exactly 0 where it is not seen; times the value's scale in what
 // is stored, not in the sum, which is returned. The sum is taken lane by lane in the order of the pages.
-template <typename Value>
-float store_probabilities(const ScoreRow& row, Stretch pages, float highest, Value* out) {
+template <bool kScaled, typename Value>
+float store_probabilities(const ScoreRow<kScaled>& row, Stretch pages, float highest, Value* out) {
   for (int page = pages.begin; page < row.first_page(); ++page)
     store_elements(out + page * kPageTokens, zero());
+  const Lanes scale = broadcast(row.scale), offset = broadcast(-highest);
   Lanes sums = zero();
   row.for_each_page([&](int page, auto mask) {
-    const Lanes power = mask(exp2(row.scaled(page) - broadcast(highest)), zero());
+    const Lanes power = mask(probability(fma(row.unscaled(page), scale, offset), out), zero());
     sums = sums + power;
-    const Lanes weight =
-        row.value_scales == nullptr ? power : mask(power * load(row.value_scales[page]), zero());
+    Lanes weight = power;
+    if constexpr (kScaled) weight = mask(power * load(row.value_scales[page]), zero());
     store_elements(out + page * kPageTokens, weight);
   });
   for (int page = row.end_page(); page < pages.end; ++page) store_elements(out + page * kPageTokens, zero());

@@ -10,6 +10,10 @@ namespace ts {
 
 // Tiles 0 to 3: sums. 4, 5: queries and keys. 6, 7: probabilities and values of one page, which take half a
 // tile.
+//
+// Both products are done in steps, so that a thread's vector registers can work on one tile of rows while its
+// tile registers work on others. Sums stay in tiles 0 to 3 from step to step: begin one product when the
+// other has come to its end.
 class TileProducts {
  public:
   using Value = bf16;
@@ -27,24 +31,89 @@ class TileProducts {
   // To be called behind the last product: leaves the tiles as all others expect them.
   static void end() { configure_tiles(); }
 
-  static void scores(const ProductSizes& sizes, const bf16* queries, const bf16* const* keys, float* out,
-                     Ahead& ahead) {
-    for (int page = sizes.pages.begin; page < sizes.pages.end; page += 4) {
-      with_columns(sizes.pages.end - page, [&](auto columns) {
-        score_pages<columns>(sizes.padded_dim, queries, keys + page, out + page * kPageTokens, ahead);
-      });
-    }
-  }
+  // Queries times keys, four pages a step.
+  class Scores {
+   public:
+    Scores() = default;
+    // out: [rows][kSegmentTokens].
+    Scores(const ProductSizes& sizes, const bf16* queries, const bf16* const* keys, float* out)
+        : queries_(queries), keys_(keys), out_(out), dim_(sizes.padded_dim), pages_(sizes.pages) {}
 
-  static void weigh(const ProductSizes& sizes, const bf16* probabilities, const bf16* const* values,
-                    float* out, Ahead& ahead) {
-    const int width = sizes.padded_dim / 16;
-    for (int first = 0; first < width; first += 4) {
-      with_columns(width - first, [&](auto columns) {
-        weigh_columns<columns>(sizes, probabilities, values, first, out + first * 16, ahead);
-      });
+    int steps() const { return (pages_.end - pages_.begin + 3) / 4; }
+
+    void step(Ahead& ahead) {
+      with_columns(pages_.end - pages_.begin, [&](auto columns) { multiply<columns>(ahead); });
+      pages_.begin += 4;
     }
-  }
+
+   private:
+    template <int Columns>
+    void multiply(Ahead& ahead) const {
+      const bf16* const* keys = keys_ + pages_.begin;
+      float* out = out_ + pages_.begin * kPageTokens;
+      for_each_column<Columns>([](auto c) { zero_tile<c>(); });
+      for (int dim = 0; dim < dim_; dim += 32) {
+        load_tile<4>(queries_ + dim, dim_ * sizeof(bf16));
+        for_each_column<Columns>([&](auto c) {
+          load_tile<5>(keys[c] + dim * kPageTokens, kTileRowBytes);
+          multiply_tiles_bf16<c, 4, 5>();
+          ahead.lines(kKeyLines);
+        });
+      }
+      for_each_column<Columns>([&](auto c) { store_tile<c>(out + c * 16, kSegmentTokens * sizeof(float)); });
+    }
+
+    const bf16* queries_ = nullptr;
+    const bf16* const* keys_ = nullptr;
+    float* out_ = nullptr;
+    int dim_ = 0;
+    Stretch pages_{0, 0};  // still to be multiplied
+  };
+
+  // Probabilities times values, one page and 64 numbers of it a step.
+  class Weighed {
+   public:
+    Weighed() = default;
+    // out: [rows][padded_dim].
+    Weighed(const ProductSizes& sizes, const bf16* probabilities, const bf16* const* values, float* out)
+        : probabilities_(probabilities),
+          values_(values),
+          out_(out),
+          dim_(sizes.padded_dim),
+          pages_(sizes.pages),
+          page_(sizes.pages.begin) {}
+
+    int steps() const { return (pages_.end - pages_.begin) * ((dim_ / 16 + 3) / 4); }
+
+    void step(Ahead& ahead) {
+      with_columns(dim_ / 16 - first_, [&](auto columns) { multiply<columns>(ahead); });
+    }
+
+   private:
+    template <int Columns>
+    void multiply(Ahead& ahead) {
+      if (page_ == pages_.begin) for_each_column<Columns>([](auto c) { zero_tile<c>(); });
+      const bf16* values = values_[page_] + first_ * 32;
+      load_tile<6>(probabilities_ + page_ * kPageTokens, kSegmentTokens * sizeof(bf16));
+      for_each_column<Columns>([&](auto c) {
+        load_tile<7>(values + c * 32, dim_ * 2 * sizeof(bf16));
+        multiply_tiles_bf16<c, 6, 7>();
+        ahead.lines(kValueLines);
+      });
+      if (++page_ < pages_.end) return;
+      float* out = out_ + first_ * 16;
+      for_each_column<Columns>([&](auto c) { store_tile<c>(out + c * 16, dim_ * sizeof(float)); });
+      page_ = pages_.begin;
+      first_ += 4;
+    }
+
+    const bf16* probabilities_ = nullptr;
+    const bf16* const* values_ = nullptr;
+    float* out_ = nullptr;
+    int dim_ = 0;
+    Stretch pages_{0, 0};
+    int page_ = 0, first_ = 0;  // what comes next; `first_` in sixteens of the values' numbers
+  };
 
  private:
   // Brought closer with each product: a segment's keys and values are 16 and 8 lines a product.
@@ -65,37 +134,6 @@ class TileProducts {
     if constexpr (Columns > 1) function(std::integral_constant<int, 1>());
     if constexpr (Columns > 2) function(std::integral_constant<int, 2>());
     if constexpr (Columns > 3) function(std::integral_constant<int, 3>());
-  }
-
-  template <int Columns>
-  static void score_pages(int padded_dim, const bf16* queries, const bf16* const* keys, float* out,
-                          Ahead& ahead) {
-    for_each_column<Columns>([](auto c) { zero_tile<c>(); });
-    for (int dim = 0; dim < padded_dim; dim += 32) {
-      load_tile<4>(queries + dim, padded_dim * sizeof(bf16));
-      for_each_column<Columns>([&](auto c) {
-        load_tile<5>(keys[c] + dim * kPageTokens, kTileRowBytes);
-        multiply_tiles_bf16<c, 4, 5>();
-        ahead.lines(kKeyLines);
-      });
-    }
-    for_each_column<Columns>([&](auto c) { store_tile<c>(out + c * 16, kSegmentTokens * sizeof(float)); });
-  }
-
-  template <int Columns>
-  static void weigh_columns(const ProductSizes& sizes, const bf16* probabilities, const bf16* const* values,
-                            int first, float* out, Ahead& ahead) {
-    const size_t stride = sizes.padded_dim * 2 * sizeof(bf16);
-    for_each_column<Columns>([](auto c) { zero_tile<c>(); });
-    for (int page = sizes.pages.begin; page < sizes.pages.end; ++page) {
-      load_tile<6>(probabilities + page * kPageTokens, kSegmentTokens * sizeof(bf16));
-      for_each_column<Columns>([&](auto c) {
-        load_tile<7>(values[page] + (first + c) * 32, stride);
-        multiply_tiles_bf16<c, 6, 7>();
-        ahead.lines(kValueLines);
-      });
-    }
-    for_each_column<Columns>([&](auto c) { store_tile<c>(out + c * 16, sizes.padded_dim * sizeof(float)); });
   }
 };
 

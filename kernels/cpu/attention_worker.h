@@ -54,9 +54,9 @@ class AttentionWorker {
     const size_t rows = (std::max(kTaskRows, group_size) + kRowTile - 1) / kRowTile * kRowTile;
     queries_.reserve(rows * dim_ * sizeof(Value));
     state_.reserve(rows * Partial::row_floats(dim_) * sizeof(float));
-    scores_.reserve(kRowTile * kSegmentTokens * sizeof(float));
-    probabilities_.reserve(kRowTile * kSegmentTokens * sizeof(Value));
-    partial_.reserve(kRowTile * Partial::row_floats(dim_) * sizeof(float));
+    scores_.reserve(2 * kRowTile * kSegmentTokens * sizeof(float));
+    probabilities_.reserve(2 * kRowTile * kSegmentTokens * sizeof(Value));
+    partials_.reserve(2 * kRowTile * Partial::row_floats(dim_) * sizeof(float));
   }
 
   // The runs of `member`; outputs of tasks that are not split.
@@ -79,7 +79,7 @@ class AttentionWorker {
       for (int p = 1; p <= task.end_segment - task.first_run_end; ++p) {
         merge(whole.from_row(own.begin), part(input, task, p).from_row(own.begin), own.end - own.begin);
       }
-      for (int row = own.begin; row < own.end; ++row) put_row(input, task, row, whole);
+      put_rows(input, task, own, whole);
     }
   }
 
@@ -126,27 +126,26 @@ class AttentionWorker {
       const Partial target = has_first ? state : part(input, task, 1 + segment - task.first_run_end);
       attend_segment(input, task, segment, pages, target, merges);
     }
-    if (!task.split) {
-      for (int row = 0; row < rows; ++row) put_row(input, task, row, state);
-    }
+    if (!task.split) put_rows(input, task, {0, rows}, state);
   }
 
+  // The products of one tile of rows go on while the probabilities of another are computed: values of the
+  // tile before it, scores of the tile behind it.
   void attend_segment(const Input& input, const AttentionTask& task, int segment, const SegmentPages& pages,
                       const Partial& target, bool merges) {
     operands_.set(pages, keys_of(input, task).end - segment * kSegmentTokens);
     look_ahead(pages);
     const int rows = task.num_tokens * input.group_size;
-    const Partial partial = Partial::at(partial_.template as<float>(), kRowTile, dim_);
-    for (int row = 0; row < rows; row += kRowTile) {
-      const RowTile tile = look(input, task, segment, row, std::min(kRowTile, rows - row));
-      const Partial own = target.from_row(row);
-      if (tile.pages.begin < tile.pages.end) {
-        attend_tile(tile, input.layer.scale * kLog2E, partial);
-        merges ? merge(own, partial, tile.rows) : copy(own, partial, tile.rows);
-      } else if (!merges) {
-        ts::clear(own, tile.rows);
-      }
+    begin_tile(input, task, segment, 0, rows);
+    take_steps(scores_left_);
+    for (int row = 0, index = 0; row < rows; row += kRowTile, ++index) {
+      if (row + kRowTile < rows) begin_tile(input, task, segment, index + 1, rows);
+      compute_probabilities(index, input.layer.scale * kLog2E, place_of(index, task, target, merges));
+      if (index > 0) finish_tile(index - 1, task, target, merges);
+      begin_weighing(index, place_of(index, task, target, merges));
     }
+    take_steps(weighed_left_);
+    finish_tile((rows - 1) / kRowTile, task, target, merges);
   }
 
   // What is to be brought closer while the segment's first tile of rows is worked on.
@@ -170,39 +169,95 @@ class AttentionWorker {
     Stretch visible[kRowTile];  // tokens of the segment, by row; none: an empty stretch at the first page
   };
 
-  static RowTile look(const Input& input, const AttentionTask& task, int segment, int first_row, int rows) {
-    RowTile tile{first_row, rows, {}, {}};
+  static void look(const Input& input, const AttentionTask& task, int segment, RowTile& tile) {
     const int begin = segment * kSegmentTokens;
+    int token = tile.first_row / input.group_size, head = tile.first_row % input.group_size;
     Stretch all{kSegmentTokens, 0};
-    for (int row = 0; row < rows; ++row) {
-      const int position = task.first_position + (first_row + row) / input.group_size;
-      const Stretch keys = input.plan.visible(position);
+    for (int row = 0; row < tile.rows; ++row) {
+      const Stretch keys = input.plan.visible(task.first_position + token);
       Stretch& own = tile.visible[row];
       own = {std::max(keys.begin - begin, 0), std::min(keys.end - begin, kSegmentTokens)};
       if (own.begin < own.end) all = {std::min(all.begin, own.begin), std::max(all.end, own.end)};
+      if (++head == input.group_size) head = 0, ++token;
     }
+    if (all.begin >= all.end) all = {0, 0};
     tile.pages = {all.begin / kPageTokens, (all.end + kPageTokens - 1) / kPageTokens};
     const int first = tile.pages.begin * kPageTokens;
-    for (int row = 0; row < rows; ++row) {
+    for (int row = 0; row < tile.rows; ++row) {
       if (tile.visible[row].begin >= tile.visible[row].end) tile.visible[row] = {first, first};
     }
-    return tile;
   }
 
-  void attend_tile(const RowTile& tile, float scale, const Partial& partial) {
-    const ProductSizes sizes{tile.rows, dim_, tile.pages};
-    float* scores = scores_.template as<float>();
-    Value* probabilities = probabilities_.template as<Value>();
+  float* scores_of(int index) const {
+    return scores_.template as<float>() + size_t(index % 2) * kRowTile * kSegmentTokens;
+  }
+  Value* probabilities_of(int index) const {
+    return probabilities_.template as<Value>() + size_t(index % 2) * kRowTile * kSegmentTokens;
+  }
+
+  // Where a tile's result is computed: in its place at once, if nothing is to be added to and there is room
+  // for whole tiles of rows.
+  Partial place_of(int index, const AttentionTask& task, const Partial& target, bool merges) const {
+    if (!merges && !task.split) return target.from_row(index * kRowTile);
+    const size_t floats = kRowTile * Partial::row_floats(dim_);
+    return Partial::at(partials_.template as<float>() + size_t(index % 2) * floats, kRowTile, dim_);
+  }
+
+  void begin_tile(const Input& input, const AttentionTask& task, int segment, int index, int rows) {
+    RowTile& tile = tiles_[index % 3];
+    tile.first_row = index * kRowTile;
+    tile.rows = std::min(kRowTile, rows - tile.first_row);
+    look(input, task, segment, tile);
     const Value* queries = queries_.template as<Value>() + size_t(tile.first_row) * dim_;
-    Products::scores(sizes, queries, operands_.keys, scores, ahead_);
+    tile_scores_ = {{tile.rows, dim_, tile.pages}, queries, operands_.keys, scores_of(index)};
+    scores_left_ = tile_scores_.steps();
+  }
+
+  void begin_weighing(int index, const Partial& place) {
+    const RowTile& tile = tiles_[index % 3];
+    weighed_ = {{tile.rows, dim_, tile.pages}, probabilities_of(index), operands_.values, place.values};
+    weighed_left_ = weighed_.steps();
+  }
+
+  void take_steps(int count) {
+    for (; count > 0 && weighed_left_ > 0; --count, --weighed_left_) weighed_.step(ahead_);
+    for (; count > 0 && scores_left_ > 0; --count, --scores_left_) tile_scores_.step(ahead_);
+  }
+
+  void compute_probabilities(int index, float scale, const Partial& place) {
+    operands_.key_scales() == nullptr ? compute_probabilities_of<false>(index, scale, place)
+                                      : compute_probabilities_of<true>(index, scale, place);
+  }
+
+  // First the highest scores of all rows, then their probabilities: a row by itself is a chain of operations
+  // that wait for each other, neighbouring rows are not.
+  template <bool kScaled>
+  void compute_probabilities_of(int index, float scale, const Partial& place) {
+    const RowTile& tile = tiles_[index % 3];
+    Value* probabilities = probabilities_of(index);
+    const auto scores = [&](int row) {
+      return ScoreRow<kScaled>{scores_of(index) + row * kSegmentTokens, scale, operands_.key_scales(),
+                               operands_.value_scales(), tile.visible[row]};
+    };
+    for (int row = 0; row < tile.rows; ++row) place.highest[row] = highest_score(scores(row));
     for (int row = 0; row < tile.rows; ++row) {
-      const ScoreRow own{scores + row * kSegmentTokens, scale, operands_.key_scales(),
-                         operands_.value_scales(), tile.visible[row]};
-      const float highest = highest_score(own);
-      partial.highest[row] = highest;
-      partial.sums[row] = store_probabilities(own, tile.pages, highest, probabilities + row * kSegmentTokens);
+      take_steps((weighed_left_ + scores_left_) / (tile.rows - row));
+      place.sums[row] = store_probabilities(scores(row), tile.pages, place.highest[row],
+                                            probabilities + row * kSegmentTokens);
     }
-    Products::weigh(sizes, probabilities, operands_.values, partial.values, ahead_);
+  }
+
+  // Once its values are weighed.
+  void finish_tile(int index, const AttentionTask& task, const Partial& target, bool merges) const {
+    const RowTile& tile = tiles_[index % 3];
+    const Partial own = target.from_row(tile.first_row), place = place_of(index, task, target, merges);
+    if (tile.pages.begin >= tile.pages.end) {
+      if (!merges) ts::clear(own, tile.rows);
+    } else if (merges) {
+      merge(own, place, tile.rows);
+    } else if (task.split) {
+      copy(own, place, tile.rows);
+    }
   }
 
   static void copy(const Partial& target, const Partial& source, int rows) {
@@ -213,26 +268,42 @@ class AttentionWorker {
 
   void copy_queries(const Input& input, const AttentionTask& task) {
     Value* out = queries_.template as<Value>();
+    const size_t width = size_t(input.group_size) * head_dim_;
     for (int token = 0; token < task.num_tokens; ++token) {
-      const Element* row = input.queries + (task.first_token + token) * input.query_stride +
-                           size_t(task.kv_head) * input.group_size * head_dim_;
+      const Element* row =
+          input.queries + (task.first_token + token) * input.query_stride + size_t(task.kv_head) * width;
       for (int head = 0; head < input.group_size; ++head, row += head_dim_, out += dim_) {
-        convert_row(row, head_dim_, out);
+        copy_row(row, head_dim_, out);
         std::fill(out + head_dim_, out + dim_, Value());
       }
     }
   }
 
-  void put_row(const Input& input, const AttentionTask& task, int row, const Partial& partial) const {
-    const int token = task.first_token + row / input.group_size;
-    const int head = task.kv_head * input.group_size + row % input.group_size;
-    Element* out = input.output + token * input.output_stride + size_t(head) * head_dim_;
-    const Lanes factor = broadcast(1.0f / partial.sums[row]);
-    const float* values = partial.values + size_t(row) * dim_;
-    // To add zero makes one zero of two, whatever was added to a sum before it.
-    for (int d = 0; d < head_dim_; d += 16) {
-      store_elements(out + d, load(values + d) * factor + zero(), head_dim_ - d);
+  template <typename To>
+  static void copy_row(const Element* row, int size, To* out) {
+    if constexpr (std::is_same_v<Element, To>) {
+      std::copy_n(row, size, out);
+    } else {
+      convert_row(row, size, out);
     }
+  }
+
+  void put_rows(const Input& input, const AttentionTask& task, Span rows, const Partial& partial) const {
+    int token = rows.begin / input.group_size, head = rows.begin % input.group_size;
+    for (int row = rows.begin; row < rows.end; ++row) {
+      Element* out = input.output + (task.first_token + token) * input.output_stride +
+                     size_t(task.kv_head * input.group_size + head) * head_dim_;
+      put_row(partial.from_row(row), out);
+      if (++head == input.group_size) head = 0, ++token;
+    }
+  }
+
+  void put_row(const Partial& partial, Element* out) const {
+    const Lanes factor = broadcast(1.0f / *partial.sums);
+    // To add zero makes one zero of two, whatever was added to a sum before it.
+    int d = 0;
+    for (; d + 16 <= head_dim_; d += 16) store_elements(out + d, load(partial.values + d) * factor + zero());
+    if (d < head_dim_) store_elements(out + d, load(partial.values + d) * factor + zero(), head_dim_ - d);
   }
 
   static constexpr float kLog2E = 1.442695041f;
@@ -241,7 +312,14 @@ class AttentionWorker {
   Ahead ahead_;
   SegmentOperands<Value> operands_;
   SegmentPages next_;  // the segment that comes next
-  Memory queries_, state_, scores_, probabilities_, partial_;
+  Memory queries_, state_;
+  // Of the tile of rows that is worked on, the one before it and the one behind it, by index modulo 3 and 2.
+  RowTile tiles_[3];
+  Memory scores_, probabilities_, partials_;
+  // What is still to be done beside the probabilities, in steps.
+  typename Products::Scores tile_scores_;
+  typename Products::Weighed weighed_;
+  int scores_left_ = 0, weighed_left_ = 0;
 };
 
 }  // namespace ts

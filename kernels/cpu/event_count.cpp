@@ -24,10 +24,16 @@ void EventCount::advance() {
   if (sleepers_.load(std::memory_order_seq_cst) > 0) futex(count_, FUTEX_WAKE_PRIVATE, INT_MAX);
 }
 
-void EventCount::wait_past(uint32_t seen, int looks) {
-  for (int look = 0; look < looks; ++look) {
-    if (count() != seen) return;
-    pause();
+// A pause takes 10 to 150 cycles, by the kind of processor, so that they are counted by the clock.
+void EventCount::wait_past(uint32_t seen, std::chrono::microseconds spin) {
+  constexpr int kLooks = 32;  // between two looks at the clock
+  if (count() != seen) return;
+  const auto begin = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() - begin < spin) {
+    for (int look = 0; look < kLooks; ++look) {
+      if (count() != seen) return;
+      pause();
+    }
   }
   sleep_past(seen);
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace ts {
@@ -22,8 +23,8 @@ class EventCount {
   // What this thread wrote before is seen by those that waited.
   void advance();
 
-  // Returns once count() is not `seen` any more. looks: how often to look before sleeping.
-  void wait_past(uint32_t seen, int looks);
+  // Returns once count() is not `seen` any more. spin: how long to look before sleeping.
+  void wait_past(uint32_t seen, std::chrono::microseconds spin);
 
  private:
   void sleep_past(uint32_t seen);

@@ -21,6 +21,7 @@ class HighestLogits {
     // Infinities and NaN make it NaN, and it stays so.
     seen.probe = fma(logits, zero(), seen.probe);
     const Lanes among = count < kPanelRows ? select_below(count, logits, broadcast(kLowest)) : logits;
+    if (!any_reaches(among, seen.value)) return;  // as a rule: the highest so far is soon found
     const float best = highest(among);
     if (best > seen.value || (best == seen.value && id < seen.id)) take(seen, id, among, best);
   }

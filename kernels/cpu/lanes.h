@@ -24,6 +24,7 @@
 //   Lanes scale_by_power_of_two(Lanes x, Lanes n)     x 2^n for whole n; 0 where that is too small
 //   Lanes select_below(int count, Lanes a, Lanes b)   lane i: a if i < count, else b
 //   float sum(Lanes), highest(Lanes)                  in an order that depends on nothing
+//   bool any_reaches(Lanes a, float bound)            if a lane is at least `bound`
 //   void store_low_half(float*, Lanes), store_low_half_bf16(bf16*, Lanes)       lanes 0 to 7
 //   Lanes swap_halves(Lanes)                          lanes 8 to 15, then 0 to 7
 //   Lanes low_halves(a, b), high_halves(a, b)         lanes 0 to 7 of both; lanes 8 to 15 of both

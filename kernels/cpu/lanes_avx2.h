@@ -177,6 +177,13 @@ inline float highest(Lanes a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+inline bool any_reaches(Lanes a, float bound) {
+  const __m256 bounds = _mm256_set1_ps(bound);
+  const __m256 low = _mm256_cmp_ps(a.low, bounds, _CMP_GE_OQ);
+  const __m256 high = _mm256_cmp_ps(a.high, bounds, _CMP_GE_OQ);
+  return _mm256_movemask_ps(_mm256_or_ps(low, high)) != 0;
+}
+
 inline void store_low_half(float* out, Lanes a) { _mm256_storeu_ps(out, a.low); }
 inline void store_low_half_bf16(bf16* out, Lanes a) {
   _mm_storeu_si128((__m128i*)out, _mm256_castsi256_si128(narrow_bf16(a)));

@@ -116,6 +116,10 @@ inline float highest(Lanes a) {
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
+inline bool any_reaches(Lanes a, float bound) {
+  return _mm512_cmp_ps_mask(a.values, _mm512_set1_ps(bound), _CMP_GE_OQ) != 0;
+}
+
 inline void store_low_half(float* out, Lanes a) { _mm256_storeu_ps(out, _mm512_castps512_ps256(a.values)); }
 inline void store_low_half_bf16(bf16* out, Lanes a) {
   _mm_storeu_si128((__m128i*)out, _mm256_castsi256_si128(narrow_bf16(a)));

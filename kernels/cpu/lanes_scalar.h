@@ -138,6 +138,12 @@ inline float highest(Lanes a) {
   return a.values[0];
 }
 
+inline bool any_reaches(Lanes a, float bound) {
+  for (const float value : a.values)
+    if (value >= bound) return true;
+  return false;
+}
+
 inline void store_low_half(float* out, Lanes a) { std::memcpy(out, a.values, 8 * sizeof(float)); }
 inline void store_low_half_bf16(bf16* out, Lanes a) {
   for (int i = 0; i < 8; ++i) out[i] = to_bf16(a.values[i]);

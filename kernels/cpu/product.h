@@ -11,6 +11,7 @@
 #include "product_bf16.h"
 #include "product_f32.h"
 #include "product_int8.h"
+#include "product_int8_amx.h"
 #include "product_scratch.h"
 #include "segment_product.h"
 #include "thread_pool.h"
@@ -31,8 +32,13 @@ void multiply_rows(const Segment& segment, int columns, const Operand& x, Span r
 #elif defined(__AVX512BF16__)
     case OperandKind::bf16: return by(ProductBf16(x));
 #endif
-#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
-    case OperandKind::int8: return by(ProductInt8(segment.format, columns, x, rows, scratch));
+#if defined(__AVX512VNNI__)
+    case OperandKind::int8:
+#if defined(__AMX_INT8__)
+      if (rows.end - rows.begin >= ProductInt8Amx::kFewestRows)
+        return by(ProductInt8Amx(segment.format, columns, x, rows, scratch));
+#endif
+      return by(ProductInt8(segment.format, columns, x, rows, scratch));
 #endif
     default: return by(ProductF32(x));
   }

@@ -6,10 +6,6 @@ namespace ts {
 
 namespace {
 
-// Weights are unpacked so far ahead of the product: a tile cannot be loaded from stores that are still under
-// way.
-constexpr int kColumnsAhead = 3 * kColumnMultiple;
-
 constexpr size_t kTileBytes = kTileRows * kTileRowBytes;
 constexpr size_t kSumsStride = ProductAmx::kPanels * kPanelRows * sizeof(float);
 constexpr size_t kSumsTile = size_t(kTileRows) * ProductAmx::kPanels * kPanelRows;  // floats
@@ -60,7 +56,6 @@ void multiply_columns(WeightTile& weights, Span columns, RowTile above, RowTile 
   const size_t panel_stride = weights.stride();
   Prefetch prefetch = weights.prefetch();
   for (int column = columns.begin; column < columns.end; column += kColumnMultiple) {
-    weights.reach(std::min(column + kColumnsAhead, weights.columns()));
     load_tile_of<6, !RowsPass>(panel);
     if constexpr (Panels == 2) load_tile_of<7, !RowsPass>(panel + panel_stride);
     load_tile_of<4, RowsPass>(above.first);

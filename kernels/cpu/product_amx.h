@@ -1,5 +1,4 @@
-// Products of bf16 values by tiles (AMX): of bf16 weights where they lie, and of quantized weights, unpacked
-// to bf16.
+// Products of bf16 values by tiles (AMX).
 //
 // 32 rows by two panels of weights at a time: four tiles of sums, two of activations, two of weights, so that
 // each product of tiles needs one tile loaded. The time of a product of tiles does not depend on the number

@@ -1,9 +1,10 @@
 #include "product_int8.h"
 
-#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
+#if defined(__AVX512VNNI__)
 
 #include "intrinsics.h"
 #include "kernel_table.h"
+#include "quantized_panel.h"
 
 namespace ts {
 
@@ -12,21 +13,18 @@ namespace {
 constexpr int kQuads = kColumnMultiple / 4;  // dot products of four columns in a group of 32
 constexpr size_t kQuadBytes = 4 * kPanelRows;
 
-constexpr size_t scales_bytes(Format format) { return kPanelRows * scale_bytes(format); }
-
 // 32 columns of a panel.
 template <Format format>
 struct Group {
-  static constexpr int kScales = format == Format::q8_16 ? 2 : 1;
+  static constexpr int kScales = int(QuantizedPanel<format>::kParts);
   __m512i quants[kQuads];
   __m512 scales[kScales];
   __m512 minima;
 
-  // A panel's quants, scales and minima at this group.
-  Group(const uint8_t* quant, const uint8_t* scale, const uint8_t* minimum) {
-    load_quants(quant);
-    for (int i = 0; i < kScales; ++i) scales[i] = load_scales(scale + size_t(i) * scales_bytes(format));
-    if constexpr (has_minima(format)) minima = load_scales(minimum);
+  Group(const QuantizedPanel<format>& panel, size_t block) {
+    load_quants(panel.quants(block));
+    for (int i = 0; i < kScales; ++i) scales[i] = panel.scales(block, size_t(i));
+    if constexpr (has_minima(format)) minima = panel.minima(block);
   }
 
   void load_quants(const uint8_t* quant) {
@@ -39,14 +37,6 @@ struct Group {
       }
     } else {
       for (int i = 0; i < kQuads; ++i) quants[i] = _mm512_load_si512(quant + size_t(i) * kQuadBytes);
-    }
-  }
-
-  static __m512 load_scales(const uint8_t* scale) {
-    if constexpr (has_wide_scales(format)) {
-      return _mm512_load_ps(scale);
-    } else {
-      return _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i*>(scale)));
     }
   }
 
@@ -72,11 +62,8 @@ struct Group {
 // One tile: x [Rows][columns], terms [Rows][groups].
 template <Format format, int Rows>
 void compute_tile(WeightTile& weights, Span columns, const int8_t* x, const GroupTerms* terms, float* sums) {
-  constexpr size_t kScaleStep = Group<format>::kScales * scales_bytes(format);
   const size_t groups = size_t(weights.columns() / kColumnMultiple);
-  const uint8_t* quants = weights.panel(0);
-  const uint8_t* scales = quants + scales_offset(format, weights.columns());
-  const uint8_t* minima = quants + minima_offset(format, weights.columns());
+  const QuantizedPanel<format> panel(weights.panel(0), weights.columns());
   Prefetch prefetch = weights.prefetch();
   __m512 total[Rows];
   for (int row = 0; row < Rows; ++row) {
@@ -84,8 +71,7 @@ void compute_tile(WeightTile& weights, Span columns, const int8_t* x, const Grou
   }
   for (size_t g = size_t(columns.begin / kColumnMultiple); g < size_t(columns.end / kColumnMultiple); ++g) {
     prefetch.step();
-    const size_t scale = g * kScaleStep;
-    const Group<format> group(quants + g * quants_bytes(format), scales + scale, minima + scale);
+    const Group<format> group(panel, g);
 #pragma GCC unroll 12
     for (size_t row = 0; row < Rows; ++row) {
       const size_t at = row * groups + g;

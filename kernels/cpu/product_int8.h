@@ -1,5 +1,7 @@
 // Products of quantized weights by integer dot products (VNNI): weights unsigned, activations int8 with a
 // scale per 32 columns. A group's sum is an exact integer; groups are scaled and added up in fp32.
+//
+// Since sums are exact, product_int8_amx.h may make them in another way.
 #pragma once
 
 #include "operand.h"
@@ -7,7 +9,7 @@
 #include "tile_sizes.h"
 #include "weight_tile.h"
 
-#if defined(__AVX512VNNI__) && !defined(__AMX_BF16__)
+#if defined(__AVX512VNNI__)
 
 namespace ts {
 

@@ -21,11 +21,11 @@ void each_panel(const ts::Matrix& matrix, Visit&& visit) {
 
 }  // namespace
 
-void ts_test_unpack(const ts_matrix* matrix, int32_t form, uint8_t* out) {
+void ts_test_unpack(const ts_matrix* matrix, float* out) {
   const int columns = matrix->matrix.columns;
   each_panel(matrix->matrix, [&](const ts::Segment& segment, const uint8_t* panel, const uint8_t* next) {
-    ts::unpack_panel(segment.format, panel, columns, ts::Format(form), out, next);
-    out += ts::panel_bytes(ts::Format(form), columns);
+    ts::unpack_panel(segment.format, panel, columns, out, next);
+    out += size_t(columns) * ts::kPanelRows;
   });
 }
 

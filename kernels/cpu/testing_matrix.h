@@ -10,8 +10,8 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-// All panels in the format `form`, f32 or bf16, as unpack.h makes them.
-void ts_test_unpack(const ts_matrix*, int32_t form, uint8_t* out);
+// All panels as floats, as unpack.h makes them.
+void ts_test_unpack(const ts_matrix*, float* out);
 // The panels as they lie.
 void ts_test_panels(const ts_matrix*, uint8_t* out);
 

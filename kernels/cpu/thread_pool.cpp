@@ -12,7 +12,9 @@
 namespace ts {
 namespace {
 
-constexpr int kLooks = 20000;
+// Within a run the others come soon, and sleep costs tens of microseconds; between runs the processor is wanted for
+// what comes in between.
+constexpr std::chrono::microseconds kSpinAtBarrier{200}, kSpinForRun{100}, kSleepAtOnce{0};
 
 // While it lives, threads that this one starts get no signals but those that a fault of their own raises: Python's
 // handlers are for the threads that were there.
@@ -46,7 +48,7 @@ ThreadPool::~ThreadPool() {
 // have started wait for it.
 void ThreadPool::start(int size) {
   const std::vector<int> processors = usable_processors();
-  looks_ = processors.empty() || size <= int(processors.size()) ? kLooks : 0;
+  spins_ = processors.empty() || size <= int(processors.size());
   members_.resize(size - 1);
   {
     const SignalsBlocked blocked;
@@ -101,7 +103,7 @@ void ThreadPool::meet() {
     arrived_.store(0, std::memory_order_relaxed);
     meetings_.advance();
   } else {
-    meetings_.wait_past(seen, looks_);
+    meetings_.wait_past(seen, spins_ ? kSpinAtBarrier : kSleepAtOnce);
   }
 }
 
@@ -115,10 +117,10 @@ void ThreadPool::work(Member& member) {
   member.thread_id = int(syscall(SYS_gettid));
   pthread_setname_np(pthread_self(), "trioserve-pool");
   uint32_t seen = 0;
-  runs_.wait_past(seen++, 0);  // all members are there
+  runs_.wait_past(seen++, kSleepAtOnce);  // all members are there
   meet();
   while (true) {
-    runs_.wait_past(seen++, looks_);
+    runs_.wait_past(seen++, spins_ ? kSpinForRun : kSleepAtOnce);
     if (function_ == nullptr) return;
     {
       const RunningState state;

@@ -63,7 +63,7 @@ class ThreadPool {
   static void* enter(void* member);
 
   int size_ = 1;
-  int looks_;                    // at a counter, before a thread sleeps
+  bool spins_ = false;           // before a thread sleeps
   int spare_ = -1;               // the processor that is the caller's if members are pinned
   std::vector<Member> members_;  // 1..
   Erased function_ = nullptr;    // null: time to leave

@@ -10,9 +10,6 @@ enum class OperandKind { f32, bf16, int8 };
 
 constexpr OperandKind operand_kind(Format format) {
   if (format == Format::f32) return OperandKind::f32;
-#if defined(__AMX_BF16__)
-  return OperandKind::bf16;  // quantized weights are unpacked to bf16, panel by panel
-#else
 #if defined(__AVX512VNNI__)
   if (is_quantized(format)) return OperandKind::int8;
 #endif
@@ -20,7 +17,6 @@ constexpr OperandKind operand_kind(Format format) {
   if (format == Format::bf16) return OperandKind::bf16;
 #endif
   return OperandKind::f32;  // all weights are unpacked to fp32, panel by panel
-#endif
 }
 
 }  // namespace ts

@@ -62,6 +62,12 @@ inline void multiply_tiles_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
+// C += A B of int8 values: A 16 rows of 64, B [16][16][4], C 16 rows of 16 int32.
+template <int C, int A, int B>
+inline void multiply_tiles_int8() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
+
 }  // namespace ts
 
 #endif

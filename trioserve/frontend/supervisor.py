@@ -196,7 +196,8 @@ class EngineSupervisor:
 def _log_ready(client: EngineCoreClient) -> None:
     ready = client.ready
     log.info(
-        "engine ready: %d KV blocks of %d tokens (%.1f GiB), loaded in %.1f s",
+        "engine ready: %s; %d KV blocks of %d tokens (%.1f GiB), loaded in %.1f s",
+        ready.kernels,
         ready.num_blocks,
         ready.block_size,
         ready.kv_cache_bytes / 2**30,

@@ -114,15 +114,14 @@ async def _serve(stream: MessageStream) -> None:
     started = time.perf_counter()
     with ExitStack() as closing:
         async with StepThread.open() as thread:
-            loading = thread.start(_load, hello)  # while the grammars' tokenizer is made
+            loading = thread.start(_load, hello, closing)  # while the grammars' tokenizer is made
             async with GrammarCompiler.open(hello.model, hello.config.structured_outputs) as grammars:
                 num_blocks, runner = await loading.wait()
-                closing.callback(runner.close)  # once the thread has ended
                 core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
                 controls = Controls(core, thread, runner, num_blocks)
                 failed = await controls.adapters.load_all(hello.config.lora)
                 seconds = time.perf_counter() - started
-                ready = _ready(hello, num_blocks, num_blocks * runner.bytes_per_block, seconds)
+                ready = _ready(hello, runner, num_blocks, seconds)
                 stream.send_nowait(attrs.evolve(ready, failed_adapters=failed))
                 connection = _Connection(
                     stream,
@@ -143,25 +142,31 @@ def _check_version(hello: Hello) -> None:
         )
 
 
-def _ready(hello: Hello, num_blocks: int, kv_cache_bytes: int, load_seconds: float) -> Ready:
+def _ready(hello: Hello, runner: ModelRunner, num_blocks: int, load_seconds: float) -> Ready:
     return Ready(
         protocol=PROTOCOL_VERSION,
         version=__version__,
         config_hash=config_hash(hello.config, hello.model),
         num_blocks=num_blocks,
         block_size=hello.config.cache.block_size,
-        kv_cache_bytes=kv_cache_bytes,
+        kv_cache_bytes=num_blocks * runner.bytes_per_block,
         load_seconds=load_seconds,
+        kernels=runner.kernels,
     )
 
 
-def _load(hello: Hello) -> tuple[int, ModelRunner]:
-    """Blocking: read the weights and allocate the cache. Runs in the thread that will compute."""
-    # torch, and not before a Hello asks for it.
+def _load(hello: Hello, closing: ExitStack) -> tuple[int, ModelRunner]:
+    """Blocking: read the weights and allocate the cache. Runs in the thread that will compute.
+
+    closing: closed once that thread has ended. It gets the runner even if the cache does not fit, or nobody
+    waits for it any more.
+    """
+    # What computes, and not before a Hello asks for it.
     from trioserve.worker.memory import num_kv_blocks  # noqa: PLC0415
     from trioserve.worker.model_runner import ModelRunner  # noqa: PLC0415
 
     runner = ModelRunner(hello.model, hello.config)
+    closing.callback(runner.close)
     num_blocks = num_kv_blocks(runner.layout, runner.bytes_per_block, hello.config, hello.model)
     runner.allocate_kv_cache(num_blocks)
     return num_blocks, runner

@@ -22,8 +22,8 @@ __all__ = ["keep_openmp_from_spinning", "main"]
 
 
 async def _serve(link: socket.socket) -> bool:
-    # After the watch has begun: what this imports takes a second or two. torch with it, which holds the GIL:
-    # later, packing weights and making the grammars' tokenizer can then go on side by side.
+    # After the watch has begun: what this imports takes half a second, most of which holds the GIL. Later,
+    # packing weights and making the grammars' tokenizer can then go on side by side.
     with suppress(ImportError, OSError):  # comes again, where the client can be told
         import trioserve.worker.model_runner  # noqa: F401, PLC0415
     from trioserve.link.core_server import serve_core  # noqa: PLC0415

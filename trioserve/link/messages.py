@@ -77,6 +77,8 @@ class Ready:
     block_size: int
     kv_cache_bytes: int
     load_seconds: float
+    kernels: str
+    """What computes the model, in words."""
     failed_adapters: dict[str, str] = attrs.field(factory=dict)
     """Key -> why it could not be loaded, of `EngineConfig.lora`; the core serves without these."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioserve.models.attention import Attention
+from trioserve.models.checkpoint_names import norm_names
 from trioserve.models.layers import RMSNorm
 from trioserve.models.mlp import GatedMLP
 
@@ -17,21 +18,7 @@ if TYPE_CHECKING:
     from trioserve.models.config import DecoderConfig
     from trioserve.models.decoder import AdapterContext, AttentionContext
 
-__all__ = ["Block", "norm_names"]
-
-_PRE_NORMS = {"attention": "input_layernorm", "mlp": "post_attention_layernorm"}
-_PRE_AND_POST_NORMS = {
-    "attention": "input_layernorm",
-    "attention_output": "post_attention_layernorm",
-    "mlp": "pre_feedforward_layernorm",
-    "mlp_output": "post_feedforward_layernorm",
-}
-"""Checkpoints' names; `post_attention_layernorm` is not the same norm in both."""
-
-
-def norm_names(config: DecoderConfig) -> Mapping[str, str]:
-    """Place of a norm over the hidden size in a layer -> its name in checkpoints."""
-    return _PRE_AND_POST_NORMS if config.post_norms else _PRE_NORMS
+__all__ = ["Block"]
 
 
 class Block:

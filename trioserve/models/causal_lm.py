@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 import trioserve_kernels.reference as kernels
 from trioserve.models.block import Block
+from trioserve.models.checkpoint_names import is_redundant
 from trioserve.models.layers import Embedding, Linear, RMSNorm
 from trioserve.models.rotary import rotary_frequencies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from trioserve.models.config import DecoderConfig
     from trioserve.models.decoder import AdapterContext, AttentionContext
@@ -36,7 +37,8 @@ class CausalLM:
         else:
             self._head = Linear(config.hidden_size, {"lm_head": config.vocab_size}, bias=False, dtype=dtype)
         self._frequencies = {
-            layer.rotary: rotary_frequencies(layer.rotary, config.head_dim) for layer in config.layers
+            layer.rotary: torch.from_numpy(rotary_frequencies(layer.rotary, config.head_dim))
+            for layer in config.layers
         }
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -46,10 +48,7 @@ class CausalLM:
         return found | self._head.weights("")
 
     def is_redundant(self, name: str) -> bool:
-        """Old checkpoints store the rotary frequencies; some store a tied output matrix once more."""
-        return name.endswith("rotary_emb.inv_freq") or (
-            name == "lm_head.weight" and self.config.tie_word_embeddings
-        )
+        return is_redundant(self.config, name)
 
     def pack(self) -> None:
         for block in self._blocks:

@@ -10,7 +10,7 @@ from trioserve.errors import ModelNotSupportedError
 if TYPE_CHECKING:
     from trioserve.models.decoder import DecoderModel
 
-__all__ = ["SUPPORTED", "load_class"]
+__all__ = ["SUPPORTED", "check_supported", "load_class"]
 
 SUPPORTED: dict[str, str] = {
     "Gemma3ForCausalLM": "trioserve.models.gemma3:Gemma3ForCausalLM",
@@ -26,10 +26,15 @@ def load_class(architecture: str) -> type[DecoderModel]:
     Raises:
       ModelNotSupportedError: there is none.
     """
+    check_supported(architecture)
+    module, name = SUPPORTED[architecture].split(":")
+    model_class: type[DecoderModel] = getattr(importlib.import_module(module), name)
+    return model_class
+
+
+def check_supported(architecture: str) -> None:
+    """Raises ModelNotSupportedError: there is no native implementation."""
     if architecture not in SUPPORTED:
         raise ModelNotSupportedError(
             f"There is no native implementation of {architecture}; supported: {', '.join(sorted(SUPPORTED))}."
         )
-    module, name = SUPPORTED[architecture].split(":")
-    model_class: type[DecoderModel] = getattr(importlib.import_module(module), name)
-    return model_class

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from trioserve.worker.rows import Row
 
 __all__ = ["apply_logit_bias", "early_stop_tokens"]
+
+_HIGHEST = 1e38
+"""A bias beyond it acts like it: infinite logits have no differences."""
 
 
 def early_stop_tokens(row: Row, vocab_size: int) -> list[int]:
@@ -21,16 +24,9 @@ def early_stop_tokens(row: Row, vocab_size: int) -> list[int]:
     return [token for token in row.sequence.stop_token_ids if token < vocab_size]
 
 
-def apply_logit_bias(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+def apply_logit_bias(logits: np.ndarray, rows: Sequence[Row]) -> None:
     """In place, logits: fp32 [R, vocab]. Token ids beyond the vocabulary have no logit and are left out."""
-    places: list[int] = []
-    token_ids: list[int] = []
-    biases: list[float] = []
-    for index, row in enumerate(rows):
-        for token, bias in (row.params.logit_bias or {}).items():
-            if token < logits.shape[1]:
-                places.append(index)
-                token_ids.append(token)
-                biases.append(bias)
-    if places:
-        logits[torch.tensor(places), torch.tensor(token_ids)] += torch.tensor(biases)
+    for logit_row, row in zip(logits, rows, strict=True):
+        biases = {t: bias for t, bias in (row.params.logit_bias or {}).items() if t < len(logit_row)}
+        if biases:
+            logit_row[list(biases)] += np.clip(list(biases.values()), -_HIGHEST, _HIGHEST).astype(np.float32)

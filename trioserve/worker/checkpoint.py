@@ -1,16 +1,17 @@
-"""The tensors of a directory in Hugging Face layout: dense ones, and matrices in GGUF's blocks."""
+"""The tensors of a directory in Hugging Face layout: dense ones, and matrices in GGUF's blocks. Imports no
+torch."""
 
 from __future__ import annotations
 
 import json
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
-import safetensors
-import torch
+import numpy as np
 
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
+from trioserve.worker.tensor_file import StoredTensor, TensorFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -20,6 +21,9 @@ __all__ = ["BLOCK_SIZES", "Blocks", "Checkpoint", "Stored", "check_names", "open
 
 BLOCK_SIZES = {"Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q6_K": (256, 210)}
 """Name of a kind of GGUF blocks -> numbers in a block, and its bytes."""
+
+_DEQUANTIZED_AT_ONCE = 1 << 20
+"""Numbers."""
 
 _MAX_NAMED = 5
 """Tensors that an error names; a wrong architecture would name hundreds."""
@@ -31,7 +35,7 @@ class Blocks:
 
     kind: str
     """A key of `BLOCK_SIZES`."""
-    data: torch.Tensor
+    data: np.ndarray
     """uint8 [rows, bytes per row]."""
 
     @property
@@ -39,15 +43,22 @@ class Blocks:
         numbers, size = BLOCK_SIZES[self.kind]
         return len(self.data), self.data.shape[1] // size * numbers
 
-    def dequantize(self) -> torch.Tensor:
-        """fp32 [rows, columns]."""
+    def dequantized(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The numbers that they stand for: a first row, and fp32 [some rows, columns] from there on.
+
+        A few rows at a time, since fp32 copies of a whole matrix would take several times its memory.
+        """
         from gguf import GGMLQuantizationType  # noqa: PLC0415 - few models need it, and it takes a while
         from gguf.quants import dequantize  # noqa: PLC0415
 
-        return torch.from_numpy(dequantize(self.data.numpy(), GGMLQuantizationType[self.kind]))
+        kind = GGMLQuantizationType[self.kind]
+        rows, columns = self.shape
+        step = max(1, _DEQUANTIZED_AT_ONCE // columns)
+        for start in range(0, rows, step):
+            yield start, dequantize(self.data[start : start + step], kind)
 
 
-Stored: TypeAlias = torch.Tensor | Blocks
+Stored: TypeAlias = StoredTensor | Blocks
 
 
 class Checkpoint:
@@ -56,7 +67,7 @@ class Checkpoint:
     What it gives lies in mapped files: it costs memory only while it is read.
     """
 
-    def __init__(self, files: dict[str, tuple[Path, Any]]) -> None:
+    def __init__(self, files: dict[str, tuple[Path, TensorFile]]) -> None:
         """files: name of a tensor -> the path of its file, and the open file."""
         self._files = files
 
@@ -73,15 +84,15 @@ class Checkpoint:
         """
         path, file = self._files[name]
         with _reading(path):
-            tensor: torch.Tensor = file.get_tensor(name)
-            kind = (file.metadata() or {}).get(name)
+            tensor = file.read(name)
+        kind = file.metadata.get(name)
         stored = tensor if kind is None else _blocks(name, kind, tensor)
         if tuple(stored.shape) != tuple(shape):
             raise ModelNotSupportedError(
                 f"The checkpoint's {name} has shape {tuple(stored.shape)}, "
                 f"config.json asks for {tuple(shape)}."
             )
-        if not isinstance(stored, Blocks) and not stored.is_floating_point():
+        if not isinstance(stored, Blocks) and not stored.is_floating_point:
             raise ModelNotSupportedError(
                 f"The checkpoint's {name} is {stored.dtype}; of quantized weights, only GGUF's are supported."
             )
@@ -96,11 +107,11 @@ def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
       ModelSourceError: a file is missing or damaged.
     """
     with ExitStack() as stack:
-        files: dict[str, tuple[Path, Any]] = {}
+        files: dict[str, tuple[Path, TensorFile]] = {}
         for path in _paths(directory):
             with _reading(path):
-                file = stack.enter_context(safetensors.safe_open(path, framework="pt"))
-                files |= dict.fromkeys(file.keys(), (path, file))
+                file = stack.enter_context(TensorFile(path))
+                files |= dict.fromkeys(file.names, (path, file))
         yield Checkpoint(files)
 
 
@@ -108,22 +119,23 @@ def open_checkpoint(directory: Path) -> Iterator[Checkpoint]:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError) as error:
         raise ModelSourceError(f"{path} cannot be read: {error}") from error
 
 
-def _blocks(name: str, kind: str, data: torch.Tensor) -> Blocks:
+def _blocks(name: str, kind: str, tensor: StoredTensor) -> Blocks:
     numbers_and_size = BLOCK_SIZES.get(kind)
     if numbers_and_size is None:
         raise ModelNotSupportedError(
             f"The checkpoint's {name} is in blocks of kind {kind}; supported: {', '.join(BLOCK_SIZES)}."
         )
-    if data.dtype is not torch.uint8 or data.ndim != 2 or data.shape[1] % numbers_and_size[1]:
+    is_fitting = tensor.dtype == "uint8" and len(tensor.shape) == 2
+    if not is_fitting or tensor.shape[1] % numbers_and_size[1]:
         raise ModelNotSupportedError(
             f"The checkpoint's {name} must be bytes, [rows, a multiple of {numbers_and_size[1]}], "
-            f"got {data.dtype} {tuple(data.shape)}."
+            f"got {tensor.dtype} {tensor.shape}."
         )
-    return Blocks(kind, data)
+    return Blocks(kind, tensor.data)
 
 
 def _paths(directory: Path) -> list[Path]:

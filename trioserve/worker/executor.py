@@ -10,8 +10,9 @@ import attrs
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import torch
+    import numpy as np
 
+    from trioserve.config import DType
     from trioserve.models.config import DecoderConfig
     from trioserve.worker.batch import ScheduledSequence
     from trioserve.worker.kv_layout import KVCacheLayout
@@ -37,10 +38,15 @@ class Executor(Protocol):
     """
 
     @property
+    def kernels(self) -> str:
+        """What computes the model, in words: which kernels in how many threads; and if it is torch, why."""
+        ...
+
+    @property
     def config(self) -> DecoderConfig: ...
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> DType:
         """The model's: of its activations, and of adapters."""
         ...
 
@@ -82,7 +88,7 @@ class Executor(Protocol):
         """
         ...
 
-    def logits(self, rows: Sequence[int]) -> torch.Tensor:
+    def logits(self, rows: Sequence[int]) -> np.ndarray:
         """Of R rows of the last step, from 0 to T - 1: fp32 [R, vocab_size], to be overwritten as one likes.
 
         It is valid until the next call.

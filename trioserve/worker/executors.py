@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from trioserve.errors import InvalidConfigError
 from trioserve.worker.native_executor import NativeExecutor
-from trioserve.worker.torch_executor import TorchExecutor
 from trioserve_kernels.native import TIERS, NativeLibraryError, available_tiers, load
 
 if TYPE_CHECKING:
@@ -17,15 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["make_executor"]
 
-log = logging.getLogger(__name__)
-
 _PAGE_TOKENS = 16
 """The native cache is made of pages of so many tokens."""
 
 
 def make_executor(model: ResolvedModel, config: EngineConfig) -> Executor:
     """What `config.cpu_kernels` asks for. auto is the fastest native kernels that there are; where there are
-    none, or they cannot do what is asked for, it is torch, and a line in the log says why.
+    none, or they cannot do what is asked for, it is torch, and `Executor.kernels` says why.
 
     Raises:
       ModelNotSupportedError, ModelSourceError: see the executors.
@@ -34,9 +30,10 @@ def make_executor(model: ResolvedModel, config: EngineConfig) -> Executor:
     library = _choose(config)
     if isinstance(library, str):
         _check_torch_can(model, config, reason=library)
-        log.info("torch computes the model: %s", library)
-        return TorchExecutor(model, config)
-    log.info("%s kernels compute the model in %d threads", library.tier, config.threads)
+        # With torch, which takes seconds.
+        from trioserve.worker.torch_executor import TorchExecutor  # noqa: PLC0415
+
+        return TorchExecutor(model, config, reason=library)
     return NativeExecutor(library, model, config)
 
 

@@ -13,6 +13,7 @@ from trioserve.worker.checkpoint import Blocks, check_names, open_checkpoint, re
 if TYPE_CHECKING:
     from trioserve.config import ResolvedModel
     from trioserve.models.decoder import DecoderModel
+    from trioserve.worker.tensor_file import StoredTensor
 
 __all__ = ["TORCH_DTYPES", "load_model"]
 
@@ -44,4 +45,13 @@ def _fill(model: DecoderModel, directory: Path) -> None:
         check_names(checkpoint.names, parameters, is_redundant=model.is_redundant)
         for name, parameter in parameters.items():
             stored = checkpoint.get(name, parameter.shape)
-            parameter.copy_(stored.dequantize() if isinstance(stored, Blocks) else stored)
+            if isinstance(stored, Blocks):
+                for start, numbers in stored.dequantized():
+                    parameter[start : start + len(numbers)] = torch.from_numpy(numbers)
+            else:
+                parameter.copy_(_tensor(stored))
+
+
+def _tensor(stored: StoredTensor) -> torch.Tensor:
+    """In the same memory."""
+    return torch.from_numpy(stored.data).view(getattr(torch, stored.dtype))

@@ -26,6 +26,7 @@ from trioserve.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
     import torch
 
     from trioserve.worker.rows import Row
@@ -154,26 +155,34 @@ def _make(name: str, processor: type[LogitsProcessor], context: ProcessorContext
 
 
 def apply_processors(
-    logits: torch.Tensor, rows: Sequence[Row], processors: Sequence[LogitsProcessor]
-) -> torch.Tensor:
+    logits: np.ndarray, rows: Sequence[Row], processors: Sequence[LogitsProcessor]
+) -> np.ndarray:
     """One after the other. logits: fp32 [R, vocab]; overwritten or not, as the processors like.
 
     Raises:
       TypeError: a processor returned something else than such logits.
     """
+    import torch  # noqa: PLC0415 - few servers have custom processors, and it takes seconds
+
     all_greedy = all(row.params.is_greedy for row in rows)
     views = [_view(row) for row in rows]
-    for processor in processors:
-        if all_greedy and processor.is_argmax_invariant():
-            continue
-        changed = processor.apply(logits, views)
-        if getattr(changed, "shape", None) != logits.shape or changed.dtype != logits.dtype:
-            raise TypeError(
-                f"{type(processor).__qualname__}.apply must return float32 logits of shape "
-                f"{tuple(logits.shape)}, got {changed!r}"
-            )
-        logits = changed
-    return logits
+    with torch.inference_mode():
+        changed = torch.from_numpy(logits)
+        for processor in processors:
+            if not (all_greedy and processor.is_argmax_invariant()):
+                changed = _apply(processor, changed, views)
+        result: np.ndarray = changed.contiguous().numpy()
+    return result
+
+
+def _apply(processor: LogitsProcessor, logits: torch.Tensor, views: Sequence[LogitsRow]) -> torch.Tensor:
+    changed = processor.apply(logits, views)
+    if getattr(changed, "shape", None) != logits.shape or changed.dtype != logits.dtype:
+        raise TypeError(
+            f"{type(processor).__qualname__}.apply must return float32 logits of shape "
+            f"{tuple(logits.shape)}, got {changed!r}"
+        )
+    return changed
 
 
 def _view(row: Row) -> LogitsRow:

@@ -43,6 +43,7 @@ Adapter: TypeAlias = Mapping[tuple[int, str], Delta]
 """(layer, product) -> what is added to it."""
 
 
+@torch.inference_mode()
 def make_adapter(file: AdapterFile, model: DecoderConfig, dtype: torch.dtype) -> Adapter:
     """In the form that computes, of the model's dtype.
 

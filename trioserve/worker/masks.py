@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from trioserve.worker.rows import drafts_of
 
@@ -94,21 +93,19 @@ def allowed_tokens(grammar_mask: np.ndarray | None, row: Row) -> np.ndarray | No
     return both if both.any() else grammar_mask
 
 
-def keep_only(logits: torch.Tensor, allowed: Mapping[int, np.ndarray]) -> None:
+def keep_only(logits: np.ndarray, allowed: Mapping[int, np.ndarray]) -> None:
     """Bar all but the allowed tokens (bool [vocab], by row); in place, logits: fp32 [R, vocab]."""
     for index, mask in allowed.items():
-        logits[index].masked_fill_(torch.from_numpy(~mask), -torch.inf)
+        np.copyto(logits[index], -np.inf, where=~mask)
 
 
-def bar(logits: torch.Tensor, barred: Mapping[int, Sequence[int]]) -> None:
+def bar(logits: np.ndarray, barred: Mapping[int, Sequence[int]]) -> None:
     """Bar tokens of the vocabulary, by row, where that leaves others; in place, logits: fp32 [R, vocab]."""
-    sizes = torch.tensor([len(token_ids) for token_ids in barred.values()])
-    if not sizes.sum():
-        return
-    rows = torch.tensor(list(barred)).repeat_interleave(sizes)
-    token_ids = torch.tensor([token for token_ids in barred.values() for token in token_ids])
-    before = logits[rows, token_ids]
-    logits[rows, token_ids] = -torch.inf
-    emptied = logits.amax(-1).isneginf()[rows]
-    if emptied.any():
-        logits[rows[emptied], token_ids[emptied]] = before[emptied]
+    for index, token_ids in barred.items():
+        if not token_ids:
+            continue
+        row = logits[index]
+        before = row[token_ids]
+        row[token_ids] = -np.inf
+        if np.isneginf(row.max()):
+            row[token_ids] = before

@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
-import torch
 
 from trioserve.errors import InvalidRequestError
 from trioserve.worker.batch import SequenceOutput
 from trioserve.worker.executors import make_executor
 from trioserve.worker.greedy import take_highest
 from trioserve.worker.logits_processors import ProcessorContext, load_processors
-from trioserve.worker.lora import make_adapter
-from trioserve.worker.lora_files import read_adapter
 from trioserve.worker.masks import GrammarMasks
 from trioserve.worker.prompt_logprobs import prompt_logprobs
 from trioserve.worker.sampler import Sampler
@@ -55,13 +52,17 @@ class ModelRunner:
 
     def __init__(self, model: ResolvedModel, config: EngineConfig) -> None:
         self._processors = load_processors(config.logits_processors, _processor_context(model, config))
-        with torch.inference_mode():
-            self._executor: Executor = make_executor(model, config)
+        self._executor: Executor = make_executor(model, config)
         self._decoder = self._executor.config
         self._masks = GrammarMasks(self._decoder.vocab_size)
         self._sampler = Sampler(self._decoder.vocab_size, self._processors)
         self._max_lora_rank = 0 if config.lora is None else config.lora.max_rank
         self._adapters: dict[str, Adapter] = {}  # how many there are is for those to limit who add them
+
+    @property
+    def kernels(self) -> str:
+        """What computes the model, in words."""
+        return self._executor.kernels
 
     @property
     def layout(self) -> KVCacheLayout:
@@ -94,6 +95,8 @@ class ModelRunner:
           LoRANotFoundError, ModelSourceError, ModelNotSupportedError: see
             `trioserve.worker.lora_files.read_adapter`.
         """
+        from trioserve.worker.lora_files import read_adapter  # noqa: PLC0415 - with torch, which takes seconds
+
         return read_adapter(Path(path), self._decoder, max_rank=self._max_lora_rank)
 
     def add_adapter(self, key: str, file: AdapterFile) -> None:
@@ -102,8 +105,10 @@ class ModelRunner:
         Raises:
           ModelNotSupportedError: its values cannot be used.
         """
-        with torch.inference_mode():
-            self._adapters[key] = make_adapter(file, self._decoder, self._executor.dtype)
+        from trioserve.worker.loader import TORCH_DTYPES  # noqa: PLC0415 - with torch, as above
+        from trioserve.worker.lora import make_adapter  # noqa: PLC0415
+
+        self._adapters[key] = make_adapter(file, self._decoder, TORCH_DTYPES[self._executor.dtype])
 
     def remove_adapter(self, key: str) -> None:
         """No sequence has it any more, or none ever had."""
@@ -111,8 +116,7 @@ class ModelRunner:
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Reserve the cache, all zeros; memory is used as blocks are first written."""
-        with torch.inference_mode():
-            self._executor.allocate_kv_cache(num_blocks)
+        self._executor.allocate_kv_cache(num_blocks)
 
     def free_kv_cache(self) -> None:
         """Give its memory back to the system; no step can run until it is allocated anew."""
@@ -130,8 +134,7 @@ class ModelRunner:
         Raises:
           ModelNotSupportedError, ModelSourceError: it is not what it was.
         """
-        with torch.inference_mode():
-            self._executor.load_weights()
+        self._executor.load_weights()
 
     def close(self) -> None:
         """End all threads; nothing may be called afterwards, except this."""
@@ -144,11 +147,10 @@ class ModelRunner:
         The grammars of its sequences are advanced by the tokens that are drawn.
         """
         sampling = [sequence for sequence in batch.sequences if sequence.samples]
-        with torch.inference_mode():
-            masks = self._masks.begin(sampling)
-            first_rows = self._executor.forward(batch.sequences, self._adapters)
-            told = prompt_logprobs(batch.sequences, first_rows, self._executor.logits)
-            drawn = self._draw(sampling, _sampled_rows(batch, first_rows), masks) if sampling else []
+        masks = self._masks.begin(sampling)
+        first_rows = self._executor.forward(batch.sequences, self._adapters)
+        told = prompt_logprobs(batch.sequences, first_rows, self._executor.logits)
+        drawn = self._draw(sampling, _sampled_rows(batch, first_rows), masks) if sampling else []
         return _merge(batch, drawn, told)
 
     def _draw(

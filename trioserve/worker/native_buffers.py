@@ -16,8 +16,8 @@ __all__ = ["Buffer", "mapped_zeros"]
 def mapped_zeros(size: int) -> np.ndarray:
     """uint8 [size] at a page's border, all zeros, in huge pages where the system has them.
 
-    The system gives its pages as they are first touched, and takes all back when the array is dropped. In pages
-    of 4 KiB, attention takes twice as long.
+    The system gives its pages as they are first touched, and takes all back when the array is dropped. In
+    pages of 4 KiB, attention takes twice as long.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)

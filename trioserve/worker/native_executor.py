@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-import torch
 
 from trioserve.models.config import DecoderConfig
 from trioserve.worker.executor import Highest
 from trioserve.worker.kv_layout import KVCacheLayout
 from trioserve.worker.layer_groups import LayerGroups, group_layers
-from trioserve.worker.loader import TORCH_DTYPES
 from trioserve.worker.native_batch import NativeBatches
 from trioserve.worker.native_buffers import Buffer, mapped_zeros
 from trioserve.worker.native_program import decoder_shape, make_decoder
@@ -34,15 +33,18 @@ __all__ = ["NativeExecutor"]
 class NativeExecutor:
     """See `trioserve.worker.executor.Executor`. It takes no adapters.
 
-    Owns `config.threads` threads, the caller's included. Nothing here gains from torch's own threads, which
-    would be in their way: torch is told to use one in the thread that calls.
+    Owns `config.threads` threads, the caller's included. Imports no torch: that takes a second or two, and
+    more than 100 MB. Where something else has brought it (custom logits processors, for example), its own
+    threads would be in the way: it is told to use one in the thread that calls.
 
     Raises:
       ModelNotSupportedError, ModelSourceError: see `load_native_weights`.
     """
 
     def __init__(self, library: Library, model: ResolvedModel, config: EngineConfig) -> None:
-        torch.set_num_threads(1)
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)
+        self.kernels = _describe(library, config.threads)
         self._library = library
         self._source = model
         self._cache_config = config.cache
@@ -56,7 +58,7 @@ class NativeExecutor:
             self._loaded = loaded = self._load()
             on_error.pop_all()
         self.config: DecoderConfig = loaded.config
-        self.dtype = TORCH_DTYPES[model.dtype]
+        self.dtype = model.dtype
         self.bytes_per_block = loaded.decoder.block_bytes
         self.layout = KVCacheLayout(block_size=config.cache.block_size, windows=loaded.groups.windows)
         self._batches = NativeBatches(len(self.layout.windows), config.cache.block_size)
@@ -86,11 +88,11 @@ class NativeExecutor:
         self._decoder.forward(batch.step, self._hidden.reserve(batch.num_tokens))
         return batch.first_rows
 
-    def logits(self, rows: Sequence[int]) -> torch.Tensor:
+    def logits(self, rows: Sequence[int]) -> np.ndarray:
         chosen = np.array(rows, np.int32)
         out = self._logits.reserve(len(rows))
         self._decoder.logits(self._hidden.address, chosen.ctypes.data, len(rows), out=out)
-        return torch.from_numpy(self._logits.rows(len(rows)))
+        return self._logits.rows(len(rows))
 
     def highest(self, rows: Sequence[int]) -> Highest:
         chosen, token_ids = np.array(rows, np.int32), np.empty(len(rows), np.int32)
@@ -128,6 +130,10 @@ class NativeExecutor:
             num_blocks = len(self._cache) // self.bytes_per_block
             # By its address: the decoder would keep the array alive.
             self._decoder.set_cache(self._cache.ctypes.data, num_blocks)
+
+
+def _describe(library: Library, threads: int) -> str:
+    return f"{library.tier} kernels in {threads} thread{'s' if threads > 1 else ''}"
 
 
 @attrs.frozen(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-import torch
+import numpy as np
 
 from trioserve_kernels.native import (
     Activation,
@@ -53,7 +53,11 @@ def decoder_shape(
 
 
 def _rounded(scale: float, dtype: DType) -> float:
-    return float(torch.tensor(scale, dtype=getattr(torch, dtype)))
+    """To the nearest number of the dtype; of two, to the even one."""
+    bits = int(np.float32(scale).view(np.uint32))
+    if dtype == "bfloat16":  # the upper half of a float32
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(np.uint32(bits).view(np.float32))
 
 
 def make_decoder(

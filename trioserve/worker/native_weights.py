@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import attrs
 import numpy as np
-import torch
 
-from trioserve.models.block import norm_names
+from trioserve.models.checkpoint_names import is_redundant, norm_names, tensor_names
 from trioserve.models.config import DecoderConfig
+from trioserve.models.decoder_config import decoder_config
 from trioserve.models.products import products
-from trioserve.models.registry import load_class
 from trioserve.models.rotary import rotary_frequencies
 from trioserve.worker.checkpoint import Blocks, Checkpoint, check_names, open_checkpoint, read_config
-from trioserve.worker.loader import TORCH_DTYPES
 from trioserve.worker.packing import MatrixPlan, Packer
 from trioserve_kernels.native import PackedMatrix
 
@@ -34,8 +33,7 @@ class LayerWeights:
     matrices: Mapping[str, PackedMatrix]
     """By the keys of `trioserve.models.products`; gate and up rows are interleaved by eights."""
     norms: Mapping[str, np.ndarray]
-    """By the keys of `trioserve.models.block.norm_names`, and "query" and "key" if heads are normed; fp32,
-    with the offset added."""
+    """By the keys of `norm_names`, and "query" and "key" if heads are normed; fp32, with the offset added."""
     rotary_frequencies: np.ndarray
     """fp32 [head_dim / 2], radians per token."""
 
@@ -70,12 +68,12 @@ def load_native_weights(model: ResolvedModel, library: Library, pool: ThreadPool
       ModelSourceError: a file is missing or damaged.
     """
     directory = Path(model.directory)
-    # The torch model says which tensors there must be; as it is not filled, it takes hardly any memory.
-    definition = load_class(model.architecture)(read_config(directory), TORCH_DTYPES[model.dtype])
+    config = decoder_config(model.architecture, read_config(directory))
     with open_checkpoint(directory) as checkpoint, ExitStack() as matrices:
-        check_names(checkpoint.names, definition.weights(), is_redundant=definition.is_redundant)
+        needed = set(tensor_names(config))
+        check_names(checkpoint.names, needed, is_redundant=partial(is_redundant, config))
         packer = Packer(model, library, pool, checkpoint, matrices)
-        reader = _Reader(definition.config, checkpoint, packer)
+        reader = _Reader(config, checkpoint, packer)
         embedding = reader.table("model.embed_tokens")
         return NativeWeights(
             config=reader.config,
@@ -107,14 +105,13 @@ class _Reader:
         if self.config.query_key_norm:
             norms["query"] = self.norm(f"{prefix}.self_attn.q_norm", self.config.head_dim)
             norms["key"] = self.norm(f"{prefix}.self_attn.k_norm", self.config.head_dim)
-        frequencies: np.ndarray = rotary_frequencies(layer.rotary, self.config.head_dim).numpy()
+        frequencies: np.ndarray = rotary_frequencies(layer.rotary, self.config.head_dim)
         return LayerWeights(self._products(prefix), norms, frequencies)
 
     def norm(self, name: str, size: int) -> np.ndarray:
         stored = self.checkpoint.get(f"{name}.weight", [size])
         assert not isinstance(stored, Blocks), "blocks are matrices"
-        weight: np.ndarray = (stored.to(torch.float32) + self.config.norm_offset).numpy()
-        return weight
+        return stored.to_float32() + np.float32(self.config.norm_offset)
 
     def _products(self, prefix: str) -> dict[str, PackedMatrix]:
         config = self.config

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
-import torch
 
 from trioserve.config import ResolvedModel
 from trioserve.worker.checkpoint import Blocks, Checkpoint, Stored
@@ -20,6 +19,9 @@ from trioserve_kernels.native import (
     ThreadPool,
     gate_up_rows,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["MatrixPlan", "Packer"]
 
@@ -34,9 +36,9 @@ _BLOCK_FORMATS: Final = {
 }
 """What holds each kind of blocks without loss."""
 _DENSE_SOURCES: Final = {
-    torch.float32: Source.F32,
-    torch.bfloat16: Source.BF16,
-    torch.float16: Source.FP16,
+    "float32": Source.F32,
+    "bfloat16": Source.BF16,
+    "float16": Source.FP16,
 }
 
 
@@ -130,17 +132,17 @@ class Packer:
     def _fill(self, matrix: PackedMatrix, part: _Part, placement: Placement, *, has_bias: bool) -> None:
         rows = part.stored.shape[0]
         source, data = _source(part.stored)
-        matrix.fill(self.pool, source, data.data_ptr(), rows, placement)
+        matrix.fill(self.pool, source, data.ctypes.data, rows, placement)
         if has_bias:
             bias = self.checkpoint.get(f"{part.name}.bias", [rows])
             assert not isinstance(bias, Blocks), "blocks are matrices"
-            matrix.fill_bias(bias.to(torch.float32).numpy(), rows, placement)
+            matrix.fill_bias(bias.to_float32(), rows, placement)
 
 
-def _source(stored: Stored) -> tuple[Source, torch.Tensor]:
+def _source(stored: Stored) -> tuple[Source, np.ndarray]:
     """The data is contiguous."""
     if isinstance(stored, Blocks):
-        return Source[stored.kind], stored.data.contiguous()
+        return Source[stored.kind], stored.data
     if stored.dtype not in _DENSE_SOURCES:
-        stored = stored.to(torch.float32)
-    return _DENSE_SOURCES[stored.dtype], stored.contiguous()
+        return Source.F32, stored.to_float32()
+    return _DENSE_SOURCES[stored.dtype], stored.data

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from trioserve.sampling_params import SamplingParams
     from trioserve.worker.rows import Row
 
 __all__ = ["TokenCounts", "apply_penalties"]
@@ -59,34 +59,23 @@ class TokenCounts:
         return token_ids, counts
 
 
-def apply_penalties(logits: torch.Tensor, rows: Sequence[Row]) -> None:
+def apply_penalties(logits: np.ndarray, rows: Sequence[Row]) -> None:
     """Change in place the logits of tokens that a row's history holds already; logits: fp32 [R, vocab].
 
     Of a token with logit x that occurs in prompt or output:  x / repetition if x > 0, else x * repetition.
     Then, if it occurs n > 0 times in the output:             x - frequency * n - presence.
     """
-    with_counts = [(index, row, row.history.counts) for index, row in enumerate(rows)]
-    found = [
-        (index, row, *counts.with_drafts(row.drafts))
-        for index, row, counts in with_counts
-        if counts is not None
-    ]
-    if not found:
-        return
-    sizes = torch.tensor([len(token_ids) for _, _, token_ids, _ in found])
-    token_ids = torch.from_numpy(np.concatenate([token_ids for _, _, token_ids, _ in found]))
-    counts = torch.from_numpy(np.concatenate([counts for *_, counts in found]))
-    places = _spread([index for index, *_ in found], sizes) * logits.shape[1] + token_ids
-    repetition, frequency, presence = (
-        _spread([getattr(row.params, name) for _, row, *_ in found], sizes)
-        for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")
-    )
-    flat = logits.view(-1)
-    old = flat[places]
-    changed = torch.where(old > 0, old / repetition, old * repetition)
-    flat[places] = changed - (frequency * counts + presence * (counts > 0))
+    for logit_row, row in zip(logits, rows, strict=True):
+        if row.history.counts is not None:
+            _penalize(logit_row, row.params, *row.history.counts.with_drafts(row.drafts))
 
 
-def _spread(values: Sequence[float], sizes: torch.Tensor) -> torch.Tensor:
-    """One value per row -> one per token: the first sizes[0] times values[0], and so on."""
-    return torch.tensor(values).repeat_interleave(sizes)
+def _penalize(logits: np.ndarray, params: SamplingParams, token_ids: np.ndarray, counts: np.ndarray) -> None:
+    """logits: fp32 [vocab]; token_ids: int64 [N], distinct; counts: fp32 [N], in the output."""
+    old = logits[token_ids]
+    repetition = np.float32(params.repetition_penalty)
+    with np.errstate(over="ignore"):  # of logits near the largest number there is
+        changed = np.where(old > 0, old / repetition, old * repetition)
+    subtracted = np.float32(params.frequency_penalty) * counts
+    subtracted += np.float32(params.presence_penalty) * (counts > 0)
+    logits[token_ids] = changed - subtracted

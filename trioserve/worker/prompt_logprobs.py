@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from trioserve.worker.logprobs import Wanted, logprob_rows
+from trioserve.worker.logprobs import Wanted, log_softmax, logprob_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy as np
 
     from trioserve.worker.batch import LogprobRow, ScheduledSequence
 
@@ -22,7 +22,7 @@ _MAX_ROWS = 64
 def prompt_logprobs(
     sequences: Sequence[ScheduledSequence],
     first_rows: Sequence[int],
-    compute_logits: Callable[[Sequence[int]], torch.Tensor],
+    compute_logits: Callable[[Sequence[int]], np.ndarray],
 ) -> list[list[LogprobRow]]:
     """What this step tells of each sequence's prompt, from its `prompt_logprobs_start` on.
 
@@ -36,7 +36,7 @@ def prompt_logprobs(
     ]
     for start in range(0, len(wanted), _MAX_ROWS):
         indices, rows, token_ids = zip(*wanted[start : start + _MAX_ROWS], strict=True)
-        values = torch.log_softmax(compute_logits(rows), dim=-1)
+        values = log_softmax(compute_logits(rows))
         asked = [Wanted(sequences[index].params.prompt_logprobs or 0) for index in indices]
         for index, row in zip(indices, logprob_rows(values, token_ids, asked), strict=True):
             found[index].append(row)

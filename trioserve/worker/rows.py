@@ -11,7 +11,7 @@ from trioserve.worker.batch import ScheduledSequence
 from trioserve.worker.histories import History
 
 if TYPE_CHECKING:
-    import torch
+    import numpy as np
 
     from trioserve.sampling_params import SamplingParams
 
@@ -64,7 +64,7 @@ def rows_of(sequence: ScheduledSequence, history: History) -> list[Row]:
     return [Row(sequence, drafts[:before], history) for before in range(len(drafts) + 1)]
 
 
-def take(tensor: torch.Tensor, rows: Sequence[int] | torch.Tensor) -> torch.Tensor:
+def take(values: np.ndarray, rows: Sequence[int]) -> np.ndarray:
     """Some rows of [R, ...], in rising order. All of them are not copied: with a large vocabulary, that costs
     as much as to draw from them."""
-    return tensor if len(rows) == len(tensor) else tensor[rows]
+    return values if len(rows) == len(values) else values[rows]

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
-import torch
 
 from trioserve.worker.batch import SampledToken, ScheduledSequence, SequenceOutput
 from trioserve.worker.biases import apply_logit_bias, early_stop_tokens
@@ -32,7 +31,7 @@ from trioserve.worker.logits_processors import apply_processors
 from trioserve.worker.logprobs import RawLogprobs
 from trioserve.worker.masks import allowed_tokens, bar, keep_only
 from trioserve.worker.penalties import apply_penalties
-from trioserve.worker.rows import Row, accepted, drafts_of, rows_of, take
+from trioserve.worker.rows import Row, accepted, drafts_of, rows_of
 from trioserve.worker.thinking import apply_thinking_budgets
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class Sampler:
 
     def sample(
         self,
-        logits: torch.Tensor,
+        logits: np.ndarray,
         sequences: Sequence[ScheduledSequence],
         grammar_masks: Mapping[int, np.ndarray] = _NO_MASKS,
     ) -> list[SequenceOutput]:
@@ -82,10 +81,9 @@ class Sampler:
         happens where constraints contradict each other. Logits that are no finite numbers, as weights (an
         adapter's, say) may make them, are the failure of their own sequence.
 
-        logits: [R, vocab], 1 + num_drafts rows per sequence, fp32 or bf16; fp32 ones are overwritten.
+        logits: fp32 [R, vocab], 1 + num_drafts rows per sequence; overwritten.
         grammar_masks: of the sequences with a grammar, as `GrammarMasks` fills them.
         """
-        logits = logits.float()
         step = _Step.of(sequences, self._histories.of(sequences), grammar_masks)
         failures = dict.fromkeys(_mend(logits), NOT_FINITE)
         logprobs = RawLogprobs.capture(logits, step.rows)
@@ -93,7 +91,7 @@ class Sampler:
         failures = dict.fromkeys(unusable, "A custom logits processor left no token to draw.") | failures
         return _outputs(_choose(logits, step.rows), step, logprobs, failures)
 
-    def _shape(self, logits: torch.Tensor, step: _Step) -> tuple[torch.Tensor, set[int]]:
+    def _shape(self, logits: np.ndarray, step: _Step) -> tuple[np.ndarray, set[int]]:
         """Everything between the raw logits and the choice; and the rows that processors made unusable."""
         rows, vocab_size = step.rows, logits.shape[1]
         keep_only(logits, step.allowed)
@@ -148,27 +146,22 @@ class _Step:
         return step
 
 
-def _mend(logits: torch.Tensor) -> set[int]:
+def _mend(logits: np.ndarray) -> set[int]:
     """The rows in which nothing can be drawn (all -inf, or a +inf or NaN among them); they become zeros."""
-    broken = ~logits.amax(-1).isfinite()
+    broken = ~np.isfinite(logits.max(axis=-1))
     logits[broken] = 0.0
-    return set(broken.nonzero()[:, 0].tolist())
+    return set(np.flatnonzero(broken).tolist())
 
 
-def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+def _choose(logits: np.ndarray, rows: Sequence[Row]) -> list[int]:
     greedy = [index for index, row in enumerate(rows) if row.params.is_greedy]
     random = [index for index, row in enumerate(rows) if not row.params.is_greedy]
-    chosen = torch.empty(len(rows), dtype=torch.int64)
-    if greedy:
-        chosen[greedy] = take(logits, greedy).argmax(-1)
-    if random:
-        drawing = [rows[index] for index in random]
-        uniforms = [uniform(row.sequence.seed, row.position) for row in drawing]
-        chosen[random] = draw_tokens(
-            take(logits, random), [row.params for row in drawing], torch.tensor(uniforms, dtype=torch.float64)
-        )
-    token_ids: list[int] = chosen.tolist()
-    return token_ids
+    chosen = {index: int(logits[index].argmax()) for index in greedy}
+    drawing = [rows[index] for index in random]
+    uniforms = [uniform(row.sequence.seed, row.position) for row in drawing]
+    drawn = draw_tokens([logits[index] for index in random], [row.params for row in drawing], uniforms)
+    chosen |= zip(random, drawn, strict=True)
+    return [chosen[index] for index in range(len(rows))]
 
 
 def _outputs(

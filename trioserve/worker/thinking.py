@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
-    import torch
 
     from trioserve.token_constraints import ThinkingBudget
     from trioserve.worker.rows import Row
@@ -18,7 +17,7 @@ __all__ = ["ThinkingWatch", "apply_thinking_budgets"]
 
 
 def apply_thinking_budgets(
-    logits: torch.Tensor, rows: Sequence[Row], grammar_masks: Mapping[int, np.ndarray]
+    logits: np.ndarray, rows: Sequence[Row], grammar_masks: Mapping[int, np.ndarray]
 ) -> None:
     """Leave only the forced token where one is; in place, logits: fp32 [R, vocab].
 

@@ -14,6 +14,8 @@ from trioserve.worker.lora import step_adapters
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.models.config import DecoderConfig
     from trioserve.models.decoder import DecoderModel
@@ -30,18 +32,23 @@ class TorchExecutor:
 
     torch keeps its number of compute threads per calling thread; it is set here.
 
+    Args:
+      reason: why it is torch that computes.
+
     Raises:
       ModelNotSupportedError, ModelSourceError: see `trioserve.worker.loader.load_model`.
     """
 
-    def __init__(self, model: ResolvedModel, config: EngineConfig) -> None:
+    @torch.inference_mode()
+    def __init__(self, model: ResolvedModel, config: EngineConfig, *, reason: str) -> None:
+        self.kernels = f"torch ({reason})"
         self._source = model
         self._num_threads = config.threads
         # Invariant: None exactly between free_weights and load_weights.
         self._model: DecoderModel | None = None
         self._model = loaded = self._load()
         self.config: DecoderConfig = loaded.config
-        self.dtype: torch.dtype = loaded.dtype
+        self.dtype = model.dtype
         self._attention: AttentionBackend = TorchAttention(
             loaded.config, config.cache.block_size, loaded.dtype
         )
@@ -57,6 +64,7 @@ class TorchExecutor:
     def bytes_per_block(self) -> int:
         return self._attention.bytes_per_block
 
+    @torch.inference_mode()
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._kv_caches = self._attention.allocate(num_blocks)
 
@@ -66,10 +74,12 @@ class TorchExecutor:
     def free_weights(self) -> None:
         self._model = None
 
+    @torch.inference_mode()
     def load_weights(self) -> None:
         if self._model is None:
             self._model = self._load()
 
+    @torch.inference_mode()
     def forward(self, sequences: Sequence[ScheduledSequence], adapters: Mapping[str, Adapter]) -> list[int]:
         order = self._attention.arrange(sequences)
         arranged = [sequences[index] for index in order]
@@ -86,17 +96,24 @@ class TorchExecutor:
             row += len(sequence.token_ids)
         return first_rows
 
-    def logits(self, rows: Sequence[int]) -> torch.Tensor:
-        return self._loaded.logits(self._hidden[list(rows)]).float()
+    def logits(self, rows: Sequence[int]) -> np.ndarray:
+        logits: np.ndarray = self._compute_logits(rows).numpy()
+        return logits
 
+    @torch.inference_mode()
     def highest(self, rows: Sequence[int]) -> Highest:
-        logits = self.logits(rows)
+        logits = self._compute_logits(rows)
         highest = logits.argmax(-1, keepdim=True)  # a NaN counts as such
         is_finite = logits.gather(-1, highest)[:, 0].isfinite()
         return Highest(highest[:, 0].tolist(), is_finite.tolist())
 
     def close(self) -> None:
         """There is nothing of its own that would have to end."""
+
+    @torch.inference_mode()
+    def _compute_logits(self, rows: Sequence[int]) -> torch.Tensor:
+        """fp32 [R, vocab_size]."""
+        return self._loaded.logits(self._hidden[list(rows)]).float()
 
     @property
     def _loaded(self) -> DecoderModel:
