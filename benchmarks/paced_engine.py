@@ -158,6 +158,7 @@ def _ready(hello: Hello) -> Ready:
         block_size=_BLOCK_SIZE,
         kv_cache_bytes=0,
         load_seconds=0.0,
+        kernels="none",
     )
 
 

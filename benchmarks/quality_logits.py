@@ -114,4 +114,4 @@ def _logits(executor: Executor, window: Sequence[int], request_id: int, blocks: 
         prompt_logprobs_start=len(window),
     )
     (first_row,) = executor.forward([sequence], {})
-    return executor.logits(range(first_row, first_row + len(window)))
+    return torch.from_numpy(executor.logits(range(first_row, first_row + len(window))))

@@ -166,13 +166,13 @@ def test_rows_are_scaled_and_added(
 
 FORMATS = {"f32": 0, "bf16": 1, "q8": 2, "q8_16": 3, "q4": 4, "q4_wide": 5}
 NATIVE_BF16 = {"avx512_bf16", "amx"}
-INT8 = {"avx512", "avx512_bf16"}
+INT8 = {"avx512", "avx512_bf16", "amx"}
 
 
 def expected_form(tier: str, format_name: str) -> str:
     if format_name == "f32":
         return "f32"
-    if tier == "amx" or (format_name == "bf16" and tier in NATIVE_BF16):
+    if format_name == "bf16" and tier in NATIVE_BF16:
         return "bf16"
     return "int8" if format_name != "bf16" and tier in INT8 else "f32"
 

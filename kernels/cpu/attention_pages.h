@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
 #include "attention_plan.h"
@@ -69,15 +70,23 @@ inline void unpack_half(const KvShape& shape, const uint8_t* half, int height, i
   }
 }
 
-// Values behind the first `count` tokens become zeros: what was there is not a number of this sequence, and
-// not even that of a zero probability.
-inline void clear_behind(int count, int padded_dim, float* values) {
-  std::fill(values + size_t(count) * padded_dim, values + size_t(kPageTokens) * padded_dim, 0.0f);
+// A page's values with zeros behind the first `count` tokens: what is there is not a number of this sequence, and not
+// even that of a zero probability. May be in place.
+inline void copy_tokens(const float* values, int count, int padded_dim, float* out) {
+  const size_t kept = size_t(count) * padded_dim;
+  std::copy_n(values, kept, out);
+  std::fill(out + kept, out + size_t(kPageTokens) * padded_dim, 0.0f);
 }
-inline void clear_behind(int count, int padded_dim, bf16* values) {
-  for (int token = count; token < kPageTokens; ++token) {
-    for (int dim = 0; dim < padded_dim; ++dim)
-      values[(size_t(token / 2) * padded_dim + dim) * 2 + token % 2] = {0};
+inline void copy_tokens(const bf16* values, int count, int padded_dim, bf16* out) {
+  for (int token = 0; token < kPageTokens; token += 2, values += 2 * padded_dim, out += 2 * padded_dim) {
+    // Of two tokens that lie side by side, the first is in the low half of a word.
+    const uint32_t kept = count - token >= 2 ? 0xffffffff : count - token == 1 ? 0x0000ffff : 0;
+    for (int dim = 0; dim < padded_dim; ++dim) {
+      uint32_t pair;
+      std::memcpy(&pair, values + 2 * dim, sizeof pair);
+      pair &= kept;
+      std::memcpy(out + 2 * dim, &pair, sizeof pair);
+    }
   }
 }
 
@@ -101,7 +110,7 @@ class SegmentOperands {
   PageScales key_scales() const { return shape_.format == KvFormat::int8 ? key_scales_ : nullptr; }
   PageScales value_scales() const { return shape_.format == KvFormat::int8 ? value_scales_ : nullptr; }
 
-  // end: tokens of the segment that are there; the last page's others are cleared in a copy.
+  // end: tokens of the segment that are there; the last page's others are zeros, in a copy.
   void set(const SegmentPages& found, int end) {
     const size_t half_bytes = shape_.half_bytes();
     for (int page = found.pages.begin; page < found.pages.end; ++page) {
@@ -134,9 +143,8 @@ class SegmentOperands {
   }
 
   void clear_tail(int page, int count) {
-    Value* copy = unpacked() ? memory(kSegmentPages + page) : memory(0);
-    if (!unpacked()) std::copy_n(values[page], size_t(shape_.padded_dim()) * kPageTokens, copy);
-    clear_behind(count, shape_.padded_dim(), copy);
+    Value* copy = memory(unpacked() ? kSegmentPages + page : 0);
+    copy_tokens(values[page], count, shape_.padded_dim(), copy);
     values[page] = copy;
   }
 
