@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -367,7 +367,12 @@ def hash_model(directory: Path) -> ResolvedModel:
 
 def patch_core(monkeypatch: pytest.MonkeyPatch, runner: HashRunner) -> None:
     """Let a core compute with `runner`, and without grammars."""
-    monkeypatch.setattr(core_server, "_load", lambda *_: (_NUM_BLOCKS, runner))
+
+    def load(_: object, closing: ExitStack) -> tuple[int, HashRunner]:
+        closing.callback(runner.close)
+        return _NUM_BLOCKS, runner
+
+    monkeypatch.setattr(core_server, "_load", load)
     monkeypatch.setattr(core_server.GrammarCompiler, "open", _open_no_grammars)
 
 
