@@ -16,6 +16,16 @@ constexpr size_t kSharedMapping = 4 * kHugePage;
 
 constexpr size_t rounded_up(size_t size, size_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
+// The address sanitizer sees no borders in mapped memory: a checked build takes all memory from the heap.
+#if defined(__SANITIZE_ADDRESS__)
+std::shared_ptr<uint8_t> take(size_t size) {
+  void* data = nullptr;
+  if (posix_memalign(&data, kAlignment, size) != 0) std::abort();
+  std::memset(data, 0, size);
+  return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(data), std::free);
+}
+#else
+
 // Mapped memory begins and ends at huge pages' borders: more is mapped than asked for, and what lies before and
 // behind is given back at once.
 std::shared_ptr<uint8_t> map(size_t size) {
@@ -46,16 +56,8 @@ std::shared_ptr<uint8_t> take_shared(size_t size) {
   return std::shared_ptr<uint8_t>(mapping, mapping.get() + begin);
 }
 
-// The address sanitizer sees no borders in mapped memory: a checked build takes all memory from the heap.
-#if defined(__SANITIZE_ADDRESS__)
-std::shared_ptr<uint8_t> take(size_t size) {
-  void* data = nullptr;
-  if (posix_memalign(&data, kAlignment, size) != 0) std::abort();
-  std::memset(data, 0, size);
-  return std::shared_ptr<uint8_t>(static_cast<uint8_t*>(data), std::free);
-}
-#else
 std::shared_ptr<uint8_t> take(size_t size) { return size >= kHugePage ? map(size) : take_shared(size); }
+
 #endif
 
 }  // namespace
