@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.worker.batch import ScheduledSequence
     from trioserve.worker.lora import Adapter
-    from trioserve_kernels.native import Library
+    from trioserve_kernels.native import Library, Phase
 
 __all__ = ["NativeExecutor"]
 
@@ -105,6 +105,10 @@ class NativeExecutor:
             highest_values=values.ctypes.data,
         )
         return Highest(token_ids.tolist(), (np.isfinite(values) & (token_ids >= 0)).tolist())
+
+    def take_times(self) -> Mapping[Phase, float]:
+        """Seconds that steps have spent in each phase of the layers since the last call."""
+        return self._decoder.take_times()
 
     def close(self) -> None:
         self.free_weights()
