@@ -11,8 +11,8 @@ same Q8_0 file, and ours from DIR with --quantization int8); 4bit (both from the
 
 Loads, streaming over HTTP, greedy: 20 words in and 128 tokens out at 1, 8 and 32 streams, twice as many
 requests as streams (4 for one); 8 prompts of 1,024 tokens at once, for one token each; two requests one after
-the other that share 1,000 tokens. Then the memory of all processes. Starts are warm if
-the models have been read before.
+the other that share 1,000 tokens. Then the memory of all processes. Starts are warm if the models have been
+read before; with --cold, each round starts every server once without any file in memory, for its start alone.
 
 Prints tables, with the ratio to the better of the peers. `results.json` has the machine, versions, commands
 and every run; runs are added to a file that is there, so a measurement may be made in pieces. With --rounds
@@ -51,7 +51,7 @@ def main() -> None:
     peers = [(precision, peer) for precision in args.precisions for peer in chosen(args, precision)]
     for number in range(args.rounds):
         for precision, peer in peers:
-            run = measure(peer, args.loads, number)
+            run = start_cold(peer, number) if args.cold else measure(peer, args.loads, number)
             results["runs"].append({"precision": precision, "server": peer.name, **run})
             results["servers"][f"{precision} {peer.name}"] = describe(peer)
             args.results.write_text(json.dumps(results, indent=1) + "\n")
@@ -74,6 +74,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", default=PRECISIONS, choices=PRECISIONS)
     parser.add_argument("--servers", nargs="+", default=SERVERS, choices=SERVERS)
     parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=LOADS)
+    parser.add_argument("--cold", action="store_true", help="starts only, files not cached; needs root")
     parser.add_argument("--trioserve-flags", default="", help="further ones, in one word")
     return parser.parse_args()
 
@@ -104,17 +105,28 @@ def possible(args: argparse.Namespace, precision: str) -> Iterator[Peer]:
 
 def measure(peer: Peer, loads: Sequence[str], round_number: int) -> dict[str, Any]:
     """One start of the server, with every load."""
-    began = {
-        "round": round_number,
-        "at": time.strftime("%Y-%m-%d %H:%M:%S"),
-        "load_average": os.getloadavg()[0],
-    }
+    began = beginning(round_number)
     with running(peer) as server:
         warm_up(server.target)
         # Every start has prompts of its own: a server may keep caches, and files may be added to.
         seed = time.time_ns()
         measured = {name: LOADS[name](server.target, seed) for name in loads}
         return {**began, "ready_seconds": server.ready, **measured, "memory_mib": server.memory_mib()}
+
+
+def start_cold(peer: Peer, round_number: int) -> dict[str, Any]:
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3")
+    with running(peer) as server:
+        return {**beginning(round_number), "cold_ready_seconds": server.ready}
+
+
+def beginning(round_number: int) -> dict[str, Any]:
+    return {
+        "round": round_number,
+        "at": time.strftime("%Y-%m-%d %H:%M:%S"),
+        "load_average": os.getloadavg()[0],
+    }
 
 
 def describe(peer: Peer) -> dict[str, object]:

@@ -54,11 +54,13 @@ def _streams(concurrency: int) -> Measure:
         bodies = decode_bodies(f"{round_number} {concurrency}", max(4, 2 * concurrency))
         load = run_load(target, bodies, concurrency)
         gaps = load.gaps
+        middle, late = percentile(gaps, 0.5), percentile(gaps, 0.99)
         return {
             "tokens_per_second": load.num_tokens / load.seconds,
             "ttft_ms_p50": percentile(load.first_tokens, 0.5) * 1e3,
-            "gap_ms_p50": percentile(gaps, 0.5) * 1e3,
-            "gap_ms_p99": percentile(gaps, 0.99) * 1e3,
+            "gap_ms_p50": middle * 1e3,
+            "gap_ms_p99": late * 1e3,
+            "gap_p99_of_p50": late / middle if middle else None,
             "gap_ms_max": max(gaps) * 1e3,
             "ttft_ms": [round(seconds * 1e3, 2) for seconds in load.first_tokens],
             **_client_cost(load),

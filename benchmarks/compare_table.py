@@ -36,10 +36,12 @@ ROWS = [
     Row("TTFT p50 at 32 streams, ms", ("streams_32", "ttft_ms_p50"), ".0f", "less"),
     Row("between tokens at 32 streams, p50, ms", ("streams_32", "gap_ms_p50"), ".1f", "less"),
     Row("between tokens at 32 streams, p99, ms", ("streams_32", "gap_ms_p99"), ".1f", "less"),
+    Row("between tokens at 32 streams, p99 / p50", ("streams_32", "gap_p99_of_p50"), ".2f", ""),
     Row("1,000 tokens of prefix: first TTFT, ms", ("prefix", "first_ttft_ms"), ".0f", "less"),
     Row("second TTFT, ms", ("prefix", "second_ttft_ms"), ".0f", "less"),
     Row("second of first", ("prefix", "second_of_first"), ".2f", ""),
-    Row("start to ready, s", ("ready_seconds",), ".1f", "less"),
+    Row("start to ready, warm, s", ("ready_seconds",), ".1f", "less"),
+    Row("start to ready, cold, s", ("cold_ready_seconds",), ".1f", "less"),
     Row("memory of all processes (PSS), MiB", ("memory_mib",), ".0f", "less"),
     Row("client's share of a processor at 32", ("streams_32", "client_cpu_share"), ".2f", ""),
     Row("events per token at 32", ("streams_32", "events_per_token"), ".2f", ""),
@@ -57,7 +59,8 @@ def tables(runs: Iterable[Run]) -> str:
 def _table(precision: str, runs: Sequence[Run]) -> str:
     servers = list(dict.fromkeys(run["server"] for run in runs))
     servers.sort(key=lambda server: not server.startswith(OURS))
-    compared = [server for server in servers if server.startswith(OURS)] if len(servers) > 1 else []
+    ours = [server for server in servers if server.startswith(OURS)]
+    compared = ours if len(ours) < len(servers) else []
     heads = [precision, *servers, *(f"{server} / better peer" for server in compared)]
     lines = [_line(heads), _line(["---"] * len(heads))]
     for row in ROWS:
