@@ -42,9 +42,10 @@ struct AttentionInput {
   float* parts;  // of tasks that are split: AttentionTask::parts
 };
 
-// A thread's own memory, and the work on it.
+// A thread's own memory, and the work on it. Workers lie side by side, and what one writes all the time must not
+// share a cache line, or a pair of lines that are fetched together, with what its neighbour reads.
 template <typename Element>
-class AttentionWorker {
+class alignas(128) AttentionWorker {
  public:
   using Products = typename ProductsOf<Element>::Type;
   using Value = typename Products::Value;
