@@ -273,16 +273,15 @@ class Decoder(NativeObject):
         *,
         out: int | None = None,
         highest_ids: int | None = None,
-        highest_values: int | None = None,
     ) -> None:
         """Logits of rows of `hidden`, all by addresses.
 
         hidden: fp32 [., hidden_size]; rows: int32 [num_rows].
         out: fp32 [num_rows, vocab_size]; None: not wanted.
-        highest_ids: int32 [num_rows], of the largest logit, the lowest id of equals, -1 if a logit is NaN;
-        highest_values: fp32 [num_rows], that logit; None, both of them: not wanted.
+        highest_ids: int32 [num_rows], of the largest logit, the lowest id of equals, -1 if a logit is not
+        finite; None: not wanted.
         """
-        self._logits(self.handle, hidden, rows, num_rows, out, highest_ids, highest_values)
+        self._logits(self.handle, hidden, rows, num_rows, out, highest_ids)
 
     def take_times(self) -> dict[Phase, float]:
         """Seconds that the calling thread spent in each phase since the last call."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 __all__ = ["API_VERSION", "FUNCTIONS", "Activation", "Element", "Format", "KvFormat", "Phase", "Source"]
 
-API_VERSION: Final = 1
+API_VERSION: Final = 2
 
 
 class Format(enum.IntEnum):
@@ -59,7 +59,7 @@ class KvFormat(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """Where a step's time goes; WAIT: for other threads."""
+    """Where a step's time goes."""
 
     NORM = 0
     QKV = 1
@@ -68,7 +68,6 @@ class Phase(enum.IntEnum):
     GATE_UP = 4
     DOWN = 5
     HEAD = 6
-    WAIT = 7
 
 
 class ShapeStructure(ctypes.Structure):
@@ -149,7 +148,7 @@ FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "ts_decoder_set_cache": (None, (c_void_p, c_void_p)),
     "ts_decoder_forward": (None, (c_void_p, POINTER(StepStructure), c_void_p)),
     "ts_decoder_forward_layers": (None, (c_void_p, POINTER(StepStructure), c_int32, c_void_p)),
-    "ts_decoder_logits": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p)),
+    "ts_decoder_logits": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
     "ts_decoder_times": (None, (c_void_p, POINTER(c_double))),
     "ts_read_bandwidth": (c_double, (c_void_p, c_size_t)),
 }

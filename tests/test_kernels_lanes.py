@@ -132,6 +132,19 @@ def test_sum_and_highest(ops: Operations, random: np.random.Generator) -> None:
     assert ops("highest", one_large) == one_large[15]
 
 
+@pytest.mark.parametrize("lane", range(16))
+def test_any_reaches(ops: Operations, lane: int) -> None:
+    x = np.full(16, -2, np.float32)
+    x[lane] = 1.5
+    below, above = (float(np.nextafter(np.float32(1.5), np.float32(end))) for end in (-np.inf, np.inf))
+    reached = [bound for bound in (-np.inf, below, 1.5, above, np.inf) if ops("any_reaches", x, bound)]
+    assert reached == [-np.inf, below, 1.5]
+    x[lane] = np.nan
+    assert ops("any_reaches", x, -2.0)
+    assert not ops("any_reaches", x, -1.5)
+    assert not ops("any_reaches", np.full(16, np.nan, np.float32), -np.inf)
+
+
 def test_scaling_by_powers_of_two(ops: Operations) -> None:
     powers = np.arange(-320, 321, dtype=np.float32)[:640]
     for value in (1.0, -1.75, 0.0):

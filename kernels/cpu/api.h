@@ -11,7 +11,7 @@ extern "C" {
 #pragma GCC visibility push(default)  // all else of the library is hidden
 
 // Counts up with every change of what follows.
-#define TS_API_VERSION 1
+#define TS_API_VERSION 2
 
 typedef struct ts_pool ts_pool;
 typedef struct ts_matrix ts_matrix;
@@ -89,14 +89,13 @@ void ts_decoder_forward(ts_decoder*, const ts_step*, float* hidden);
 // Like it, for layers [0, num_layers) only, without the last norm: for tests.
 void ts_decoder_forward_layers(ts_decoder*, const ts_step*, int32_t num_layers, float* hidden);
 // Logits of num_rows rows of `hidden` [.][hidden_size] named by `rows`. out: [num_rows][vocab_size] fp32, or NULL;
-// highest: [num_rows] token ids of the largest logit (the lowest id of equals; -1 if a logit is NaN), and its value;
-// or NULL.
+// highest_ids: [num_rows], of the largest logit (the lowest id of equals; -1 if a logit is not finite), or NULL.
 void ts_decoder_logits(ts_decoder*, const float* hidden, const int32_t* rows, int32_t num_rows, float* out,
-                       int32_t* highest_ids, float* highest_values);
+                       int32_t* highest_ids);
 
 // Seconds spent since the last call, per kind of phase, in the caller's thread: TS_NUM_TIMES doubles.
 enum { TS_TIME_NORM, TS_TIME_QKV, TS_TIME_ATTENTION, TS_TIME_OUTPUT, TS_TIME_GATE_UP, TS_TIME_DOWN, TS_TIME_HEAD,
-       TS_TIME_WAIT, TS_NUM_TIMES };
+       TS_NUM_TIMES };
 void ts_decoder_times(ts_decoder*, double* seconds);
 
 // Bytes per second that the pool's threads read together from `size` bytes: the best of several times.

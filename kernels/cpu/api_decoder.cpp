@@ -39,8 +39,8 @@ void ts_decoder_forward_layers(ts_decoder* decoder, const ts_step* step, int32_t
 }
 
 void ts_decoder_logits(ts_decoder* decoder, const float* hidden, const int32_t* rows, int32_t num_rows, float* out,
-                       int32_t* highest_ids, float* highest_values) {
-  decoder->decoder->logits(hidden, rows, num_rows, out, highest_ids, highest_values);
+                       int32_t* highest_ids) {
+  decoder->decoder->logits(hidden, rows, num_rows, out, highest_ids);
 }
 
 void ts_decoder_times(ts_decoder* decoder, double* seconds) { decoder->decoder->take_times(seconds); }

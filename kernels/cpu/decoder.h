@@ -28,8 +28,8 @@ class Decoder {
   virtual void forward(const Step& step, int num_layers, bool final_norm, float* hidden) = 0;
 
   // See ts_decoder_logits.
-  virtual void logits(const float* hidden, const int32_t* rows, int num_rows, float* out, int32_t* highest_ids,
-                      float* highest_values) = 0;
+  virtual void logits(const float* hidden, const int32_t* rows, int num_rows, float* out,
+                      int32_t* highest_ids) = 0;
 
   // Seconds by phase (TS_TIME_...) since the last call, of the caller's thread.
   virtual void take_times(double* seconds) = 0;

@@ -56,8 +56,8 @@ class DecoderProgram final : public Decoder {
   KvShape cache_shape() const override { return cache_.shape; }
   void set_cache(uint8_t* pool) override { cache_.pool = pool; }
   void forward(const Step& step, int num_layers, bool final_norm, float* hidden) override;
-  void logits(const float* hidden, const int32_t* rows, int num_rows, float* out, int32_t* highest_ids,
-              float* highest_values) override;
+  void logits(const float* hidden, const int32_t* rows, int num_rows, float* out,
+              int32_t* highest_ids) override;
   void take_times(double* seconds) override { times_.take(seconds); }
 
  private:
@@ -308,7 +308,7 @@ void DecoderProgram<Element>::finish(const Turn& turn) {
 
 template <typename Element>
 void DecoderProgram<Element>::logits(const float* hidden, const int32_t* rows, int num_rows, float* out,
-                                     int32_t* highest_ids, float* highest_values) {
+                                     int32_t* highest_ids) {
   const Matrix& head = *parts_.head;
   const int vocabulary = shape_.vocab_size;
   const float cap = shape_.logit_softcap;
@@ -329,7 +329,7 @@ void DecoderProgram<Element>::logits(const float* hidden, const int32_t* rows, i
     });
   });
   for (int row = 0; highest_ids && row < num_rows; ++row)
-    HighestLogits::merge(highest_, row, highest_ids[row], highest_values[row]);
+    highest_ids[row] = HighestLogits::merged(highest_, row);
   times_.end(TS_TIME_HEAD);
 }
 

@@ -26,8 +26,8 @@ class HighestLogits {
     if (best > seen.value || (best == seen.value && id < seen.id)) take(seen, id, among, best);
   }
 
-  // Merge what several threads have seen of a row. id: -1 if a logit of it is not finite.
-  static void merge(const std::vector<HighestLogits>& threads, int row, int32_t& id, float& value) {
+  // The id of what several threads have seen of a row; -1 if a logit of it is not finite.
+  static int32_t merged(const std::vector<HighestLogits>& threads, int row) {
     Row merged;
     for (const HighestLogits& thread : threads) {
       const Row& seen = thread.rows_[row];
@@ -37,8 +37,7 @@ class HighestLogits {
         merged.id = seen.id;
       }
     }
-    id = sum(merged.probe) == 0.0f ? merged.id : -1;
-    value = merged.value;
+    return sum(merged.probe) == 0.0f ? merged.id : -1;
   }
 
  private:

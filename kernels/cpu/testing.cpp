@@ -113,6 +113,8 @@ float ts_test_sum(const float* values) { return sum(load(values)); }
 
 float ts_test_highest(const float* values) { return highest(load(values)); }
 
+int32_t ts_test_any_reaches(const float* values, float bound) { return any_reaches(load(values), bound); }
+
 void ts_test_each(int32_t operation, const float* a, const float* b, int32_t count, float* out) {
   for (int i = 0; i < count; i += 16) {
     const int left = count - i;

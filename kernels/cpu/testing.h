@@ -23,6 +23,7 @@ void ts_test_scale_by_power_of_two(const float* values, const float* powers, int
 void ts_test_select_below(int32_t below, const float* a, const float* b, float* out);  // 16 lanes
 float ts_test_sum(const float* values);                                                // of 16 lanes
 float ts_test_highest(const float* values);
+int32_t ts_test_any_reaches(const float* values, float bound);
 
 enum {
   TS_TEST_EXP, TS_TEST_EXP2, TS_TEST_TANH, TS_TEST_EXP_COARSE, TS_TEST_RECIPROCAL_COARSE, TS_TEST_ROUND,

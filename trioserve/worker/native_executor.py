@@ -96,15 +96,10 @@ class NativeExecutor:
 
     def highest(self, rows: Sequence[int]) -> Highest:
         chosen, token_ids = np.array(rows, np.int32), np.empty(len(rows), np.int32)
-        values = np.empty(len(rows), np.float32)
         self._decoder.logits(
-            self._hidden.address,
-            chosen.ctypes.data,
-            len(rows),
-            highest_ids=token_ids.ctypes.data,
-            highest_values=values.ctypes.data,
+            self._hidden.address, chosen.ctypes.data, len(rows), highest_ids=token_ids.ctypes.data
         )
-        return Highest(token_ids.tolist(), (np.isfinite(values) & (token_ids >= 0)).tolist())
+        return Highest(token_ids.tolist(), (token_ids >= 0).tolist())
 
     def take_times(self) -> Mapping[Phase, float]:
         """Seconds that steps have spent in each phase of the layers since the last call."""
