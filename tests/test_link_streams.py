@@ -15,15 +15,20 @@ from hypothesis import strategies as st
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from fake_engine import STATS, FakeEngineClient
+from helpers_llm import MODEL
+from trioserve.args import EngineArgs
+from trioserve.config import GenerationDefaults, LogConfig, StructuredOutputsConfig
 from trioserve.core.step_result import StepResult
 from trioserve.errors import ClosedError, OverloadedError
-from trioserve.link.client import EngineCoreClient
+from trioserve.link.client import EngineCoreClient, config_hash
 from trioserve.link.columns import pack_step, unpack_step
 from trioserve.link.framing import MAX_FRAME_SIZE, FrameReader, frame
 from trioserve.link.message_stream import MessageStream
 from trioserve.link.messages import (
+    PROTOCOL_VERSION,
     Abort,
     Add,
+    Hello,
     MessageError,
     Refused,
     StepOutputs,
@@ -103,6 +108,24 @@ def make_add() -> Add:
 )
 def test_messages_survive_the_wire(message: Add | Refused) -> None:
     assert decode_message(encode_message(message)) == message
+
+
+def test_whole_numbers_of_seconds_are_what_the_core_reads() -> None:
+    args = EngineArgs(
+        model="m",
+        log=LogConfig(stats_interval=0),
+        engine_restart_backoff=1,
+        step_timeout=3,
+        startup_timeout=9,
+        structured_outputs_config=StructuredOutputsConfig(compile_timeout=2),
+        override_generation_config=GenerationDefaults(temperature=1, top_p=1, min_p=0, repetition_penalty=1),
+    )
+    config = args.create_engine_config()
+    model = attrs.evolve(MODEL, generation=config.model.generation)
+    hello = Hello(protocol=PROTOCOL_VERSION, version="1", config=config, model=model)
+    read = decode_message(encode_message(hello))
+    assert isinstance(read, Hello)
+    assert config_hash(read.config, read.model) == config_hash(config, model)
 
 
 @given(st.binary(max_size=200))

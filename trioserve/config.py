@@ -55,15 +55,20 @@ def _above(bound: float) -> Callable[..., None]:
     return validate
 
 
+def _real(value: float) -> float:
+    """An integer becomes a float, as on the way to the engine core: both ends compare what they have."""
+    return float(value)
+
+
 @attrs.frozen(kw_only=True)
 class GenerationDefaults:
     """Sampling defaults that a model brings (generation_config.json) or a user sets; None: not given."""
 
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float | None = attrs.field(default=None, converter=attrs.converters.optional(_real))
+    top_p: float | None = attrs.field(default=None, converter=attrs.converters.optional(_real))
     top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    min_p: float | None = attrs.field(default=None, converter=attrs.converters.optional(_real))
+    repetition_penalty: float | None = attrs.field(default=None, converter=attrs.converters.optional(_real))
     max_new_tokens: int | None = None
 
     def overridden_by(self, other: GenerationDefaults) -> GenerationDefaults:
@@ -78,7 +83,7 @@ class LogConfig:
     level: Literal["debug", "info", "warning", "error"] = "info"
     requests: bool = False
     """One line per request: its id, prompt length and parameters (never the prompt's text)."""
-    stats_interval: float = 10.0
+    stats_interval: float = attrs.field(default=10.0, converter=_real)
     """Seconds between two lines of throughput; 0 switches them off."""
     access: bool = True
     """One line per HTTP request."""
@@ -163,7 +168,7 @@ class SpeculativeConfig:
 class StructuredOutputsConfig:
     """How grammars are made; what a request asks for itself is in `StructuredOutputsParams`."""
 
-    compile_timeout: float = attrs.field(default=5.0, validator=_above(0))
+    compile_timeout: float = attrs.field(default=5.0, converter=_real, validator=_above(0))
     """Seconds until a grammar that is not ready is refused."""
     cache_size: int = attrs.field(default=128, validator=_at_least(1))
     """Compiled grammars that are kept."""
@@ -199,12 +204,12 @@ class SupervisionConfig:
     restart: Literal["never", "on-failure"]
     restart_limit: int
     """Restarts in a row, that is, without a longer time of good service between them."""
-    restart_backoff: float
+    restart_backoff: float = attrs.field(converter=_real)
     """Seconds before the first restart; doubled for each further one in a row."""
     requeue: bool
     """Requests that had no token yet are given to the new core, instead of failing; those that a second core
     dies of are not."""
-    step_timeout: float
+    step_timeout: float = attrs.field(converter=_real)
     """Seconds after which a step that has not ended, or a core that does not answer, counts as death."""
 
 
@@ -255,7 +260,7 @@ class EngineConfig:
     """Where the engine core runs: in a child process, or in the caller's."""
     admission: AdmissionConfig
     supervision: SupervisionConfig
-    startup_timeout: float
+    startup_timeout: float = attrs.field(converter=_real)
     """Seconds the engine core has, from its start until it is ready."""
     log: LogConfig
     lora: LoRAConfig | None = None
@@ -290,12 +295,15 @@ class ResolvedModel:
     """The model's own, overridden by the user's."""
 
     @property
+    def serves_blocks(self) -> bool:
+        """Matrices that are stored in blocks are served in them."""
+        return self.quantization == "auto" and self.dtype == "bfloat16"
+
+    @property
     def precision(self) -> str:
         """What it is served in, in words."""
         if self.quantization in {"int8", "int4"}:
             return f"{self.dtype}, weights in {self.quantization}"
         if not self.blocks:
             return self.dtype
-        stored = " and ".join(self.blocks)
-        served_as_stored = self.quantization == "auto" and self.dtype == "bfloat16"
-        return f"{self.dtype}, weights {'in' if served_as_stored else 'from'} {stored}"
+        return f"{self.dtype}, weights {'in' if self.serves_blocks else 'from'} {' and '.join(self.blocks)}"
