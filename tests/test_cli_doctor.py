@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
+import struct
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -35,7 +37,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A directory that looks like a model's; nobody reads its weights here."""
+    """A directory that looks like a model's; of its weights only the header is read here."""
     directory = tmp_path / "model"
     directory.mkdir()
     config = {
@@ -45,9 +47,25 @@ def model(tmp_path: Path) -> Path:
         "torch_dtype": "float32",
     }  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
-    (directory / "model.safetensors").write_bytes(bytes(100))
+    write_weights(directory, {"lm_head.weight": ("F32", [300, 64])})
     save_byte_tokenizer(directory)
     return directory
+
+
+def write_weights(
+    directory: Path, tensors: dict[str, tuple[str, list[int]]], blocks: dict[str, str] | None = None
+) -> None:
+    """Zeros. tensors: name -> dtype and shape; blocks: the kind of those that are in GGUF's."""
+    header: dict[str, object] = {"__metadata__": blocks or {}}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        begin, end = end, end + math.prod(shape) * {"F32": 4, "BF16": 2, "U8": 1}[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(file.tell() + end)  # a hole: it takes no room on disk
 
 
 def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
@@ -110,6 +128,42 @@ def test_weights_that_do_not_fit_are_a_problem(
     assert exit_code == 1
     assert "can be served no" in lines
     assert lines[-1].startswith("problem: the weights take")
+
+
+@pytest.mark.parametrize(
+    ("flags", "gib"),
+    [
+        ([], "0.38 GiB"),  # 2**27 numbers in blocks, 34 bytes for 32 of them, and as many in bfloat16
+        (["--quantization", "none"], "0.50 GiB"),
+        (["--dtype", "float32"], "1.00 GiB"),
+    ],
+)
+def test_weights_are_measured_as_they_are_served(
+    model: Path, flags: list[str], gib: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    config |= {"torch_dtype": "bfloat16", "gguf_types": {"Q8_0": 1}}
+    (model / "config.json").write_text(json.dumps(config))
+    tensors = {"down": ("U8", [2**17, 34 * 32]), "embedding": ("BF16", [2**17, 1024])}
+    write_weights(model, tensors, {"down": "Q8_0"})
+    _, lines = report(capsys, str(model), *flags)
+    assert f"weights {gib}" in lines
+
+
+@pytest.mark.parametrize(("quantization", "gib"), [("int8", "0.27 GiB"), ("int4", "0.21 GiB")])
+def test_weights_that_are_quantized_as_they_are_loaded(
+    model: Path, quantization: str, gib: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_weights(model, {"lm_head.weight": ("F32", [2**17, 1024]), "down": ("F32", [2**17, 1024])})
+    _, lines = report(capsys, str(model), "--quantization", quantization)
+    assert f"weights {gib}" in lines
+
+
+def test_damaged_weights_are_a_problem(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (model / "model.safetensors").write_bytes(bytes(7))
+    exit_code, lines = report(capsys, str(model))
+    assert exit_code == 1
+    assert lines[-1].endswith("model.safetensors cannot be read: it is too short")
 
 
 def test_a_missing_package_is_a_problem(

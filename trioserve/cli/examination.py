@@ -21,6 +21,7 @@ from trioserve.model_sources.cache import cache_root
 from trioserve.model_sources.wheels import installed_file
 from trioserve.version import __version__
 from trioserve.worker.memory import available_memory
+from trioserve.worker.weights_size import weights_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,9 +125,9 @@ def examine_model(args: EngineArgs) -> Section:
         return Section("model", [*rows, ("on this machine", f"not known; serving it gets it from {source}")])
     try:
         model = resolve_model(args.create_engine_config().model, SilentProgress())
+        size = weights_size(model)
     except TrioserveError as error:
         return Section("model", rows, [str(error)])
-    size = _size_of(Path(model.directory).glob("*.safetensors"))
     available = available_memory()
     rows += [
         ("architecture", f"{model.architecture} in {model.precision}"),

@@ -82,11 +82,7 @@ class Checkpoint:
           ModelNotSupportedError: it is something else.
           ModelSourceError: its file is damaged.
         """
-        path, file = self._files[name]
-        with _reading(path):
-            tensor = file.read(name)
-        kind = file.metadata.get(name)
-        stored = tensor if kind is None else _blocks(name, kind, tensor)
+        stored = self.read(name)
         if tuple(stored.shape) != tuple(shape):
             raise ModelNotSupportedError(
                 f"The checkpoint's {name} has shape {tuple(stored.shape)}, "
@@ -97,6 +93,14 @@ class Checkpoint:
                 f"The checkpoint's {name} is {stored.dtype}; of quantized weights, only GGUF's are supported."
             )
         return stored
+
+    def read(self, name: str) -> Stored:
+        """A tensor, whatever it is. Raises as `get`."""
+        path, file = self._files[name]
+        with _reading(path):
+            tensor = file.read(name)
+        kind = file.metadata.get(name)
+        return tensor if kind is None else _blocks(name, kind, tensor)
 
 
 @contextmanager
