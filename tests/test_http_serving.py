@@ -403,9 +403,11 @@ def test_what_is_relied_on_exists() -> None:
     from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
     from hypercorn.trio.task_group import TaskGroup
     from quart.asgi import ASGIHTTPConnection
+    from werkzeug.routing import Rule
 
     assert callable(HTTPStream._send_error_response)
     assert callable(HTTPStream.app_send)
     assert {"REQUEST", "RESPONSE", "CLOSED"} <= set(ASGIHTTPState.__members__)
     assert callable(TaskGroup.spawn)
     assert callable(ASGIHTTPConnection._create_request_from_scope)
+    assert callable(Rule._compile_builder)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import quart
 import trio
+from quart.routing import QuartRule
 from quart.utils import encode_headers
 from quart.wrappers import Response
 from quart_trio import QuartTrio
@@ -178,6 +179,21 @@ async def _send_part(send: ASGISendCallable, part: str | bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
+class _Route(QuartRule):
+    """A route that is found by its path, and not asked for one: werkzeug would compile a function that makes
+    paths for each route, which is nearly all that making an application takes.
+
+    Relies on werkzeug's private `_compile_builder`.
+    """
+
+    def _compile_builder(self, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
+        return _make_no_path
+
+
+def _make_no_path(*_: object) -> tuple[str, str]:
+    raise NotImplementedError("no path is made of a route")
+
+
 class App(QuartTrio):
     """quart-trio, with a scope and a deadline per request, and no other time limit on responses.
 
@@ -188,6 +204,7 @@ class App(QuartTrio):
     asgi_http_class = _ScopedConnection
     asgi_websocket_class = _NoWebsocket
     request_class = ScopedRequest
+    url_rule_class = _Route  # type: ignore[assignment]  # as in quart
     default_config = ImmutableDict({**QuartTrio.default_config, "RESPONSE_TIMEOUT": None})
 
     def __init__(self, *args: Any, **options: Any) -> None:
