@@ -85,36 +85,38 @@ def test_activations_far_out(ops: Operations, name: str, element: str) -> None:
     np.testing.assert_allclose(widened(out), expected, rtol=GATED[element], atol=1e-18)
 
 
-@pytest.mark.parametrize("size", RAGGED_SIZES)
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_rms_norm(ops: Operations, random: np.random.Generator, size: int, element: str) -> None:
+def test_rms_norm(ops: Operations, random: np.random.Generator, element: str) -> None:
     number, dtype, rtol = ELEMENTS[element]
-    x = (random.standard_normal((3, size)) * [[1e-3], [1.0], [1e4]]).astype(np.float32)
-    weight = random.standard_normal(size).astype(np.float32)
-    out = np.full(3 * size + 1, 7, dtype)
-    ops("rms_norm", number, x, weight, 1e-5, 3, size, out)
-    np.testing.assert_allclose(widened(out[:-1]).reshape(3, size), rms_norm(x, weight, 1e-5), rtol=rtol * 1.5)
-    assert out[-1] == 7
+    for size in RAGGED_SIZES:
+        x = (random.standard_normal((3, size)) * [[1e-3], [1.0], [1e4]]).astype(np.float32)
+        weight = random.standard_normal(size).astype(np.float32)
+        out = np.full(3 * size + 1, 7, dtype)
+        ops("rms_norm", number, x, weight, 1e-5, 3, size, out)
+        normed, expected = widened(out[:-1]).reshape(3, size), rms_norm(x, weight, 1e-5)
+        np.testing.assert_allclose(normed, expected, rtol=rtol * 1.5, err_msg=f"{size=}")
+        assert out[-1] == 7
 
 
-@pytest.mark.parametrize("size", RAGGED_SIZES)
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_norms_that_are_added(ops: Operations, random: np.random.Generator, size: int, element: str) -> None:
-    x = as_elements(random.standard_normal(size).astype(np.float32), element)
-    total, weight = random.standard_normal((2, size)).astype(np.float32)
-    expected = total + rms_norm(x, weight, 1e-6)
-    ops("add_rms_norm", ELEMENTS[element][0], total, x, weight, 1e-6, size)
-    np.testing.assert_allclose(total, expected, atol=1e-6)
+def test_norms_that_are_added(ops: Operations, random: np.random.Generator, element: str) -> None:
+    for size in RAGGED_SIZES:
+        x = as_elements(random.standard_normal(size).astype(np.float32), element)
+        total, weight = random.standard_normal((2, size)).astype(np.float32)
+        expected = total + rms_norm(x, weight, 1e-6)
+        ops("add_rms_norm", ELEMENTS[element][0], total, x, weight, 1e-6, size)
+        np.testing.assert_allclose(total, expected, atol=1e-6, err_msg=f"{size=}")
 
 
-@pytest.mark.parametrize("head_dim", [16, 24, 64, 80, 96, 256])
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_norms_of_heads(ops: Operations, random: np.random.Generator, head_dim: int, element: str) -> None:
-    heads = as_elements(random.standard_normal((3, head_dim)).astype(np.float32), element)
-    weight = random.standard_normal(head_dim).astype(np.float32)
-    expected = rms_norm(heads, weight, 1e-6)
-    ops("rms_norm_heads", ELEMENTS[element][0], heads, 3, head_dim, weight, 1e-6)
-    np.testing.assert_allclose(widened(heads), expected, rtol=ELEMENTS[element][2] * 1.5)
+def test_norms_of_heads(ops: Operations, random: np.random.Generator, element: str) -> None:
+    number, _, rtol = ELEMENTS[element]
+    for head_dim in (16, 24, 64, 80, 96, 256):
+        heads = as_elements(random.standard_normal((3, head_dim)).astype(np.float32), element)
+        weight = random.standard_normal(head_dim).astype(np.float32)
+        expected = rms_norm(heads, weight, 1e-6)
+        ops("rms_norm_heads", number, heads, 3, head_dim, weight, 1e-6)
+        np.testing.assert_allclose(widened(heads), expected, rtol=rtol * 1.5, err_msg=f"{head_dim=}")
 
 
 def rms_norm(x: NDArray[np.generic], weight: NDArray[np.float32], epsilon: float) -> NDArray[np.float64]:
@@ -124,15 +126,14 @@ def rms_norm(x: NDArray[np.generic], weight: NDArray[np.float32], epsilon: float
 
 @pytest.mark.parametrize("head_dim", [2, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("element", ELEMENTS)
-@pytest.mark.parametrize("position", [0, 1, 255, 256, 5000])
-def test_rotary(
-    ops: Operations, random: np.random.Generator, head_dim: int, element: str, position: int
-) -> None:
-    heads = as_elements(random.standard_normal((3, head_dim)).astype(np.float32), element)
+def test_rotary(ops: Operations, random: np.random.Generator, head_dim: int, element: str) -> None:
+    number, _, rtol = ELEMENTS[element]
     frequencies = (10_000.0 ** -np.linspace(0, 1, head_dim // 2)).astype(np.float32)
-    expected = rotated(heads, np.float32(position) * frequencies)
-    ops("rotate_heads", ELEMENTS[element][0], heads, 3, head_dim, frequencies, position)
-    np.testing.assert_allclose(widened(heads), expected, rtol=ELEMENTS[element][2], atol=1e-6)
+    for position in (0, 1, 255, 256, 5000):
+        heads = as_elements(random.standard_normal((3, head_dim)).astype(np.float32), element)
+        expected = rotated(heads, np.float32(position) * frequencies)
+        ops("rotate_heads", number, heads, 3, head_dim, frequencies, position)
+        np.testing.assert_allclose(widened(heads), expected, rtol=rtol, atol=1e-6, err_msg=f"{position=}")
 
 
 def rotated(heads: NDArray[np.generic], angles: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -152,16 +153,15 @@ def test_rotary_is_that_of_the_torch_path(ops: Operations) -> None:
     np.testing.assert_allclose(heads, expected.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("size", RAGGED_SIZES)
 @pytest.mark.parametrize("element", ELEMENTS)
-def test_rows_are_scaled_and_added(
-    ops: Operations, random: np.random.Generator, size: int, element: str
-) -> None:
+def test_rows_are_scaled_and_added(ops: Operations, random: np.random.Generator, element: str) -> None:
     number, _, rtol = ELEMENTS[element]
-    x, total = random.standard_normal((2, size)).astype(np.float32)
-    expected = total + 5.5 * x.astype(np.float64)
-    ops("add_scaled_row", number, total, x, 5.5, size)
-    np.testing.assert_allclose(total, expected, atol=1e-6 + rtol * np.abs(5.5 * x).max())
+    for size in RAGGED_SIZES:
+        x, total = random.standard_normal((2, size)).astype(np.float32)
+        expected = total + 5.5 * x.astype(np.float64)
+        ops("add_scaled_row", number, total, x, 5.5, size)
+        tolerance = 1e-6 + rtol * np.abs(5.5 * x).max()
+        np.testing.assert_allclose(total, expected, atol=tolerance, err_msg=f"{size=}")
 
 
 FORMATS = {"f32": 0, "bf16": 1, "q8": 2, "q8_16": 3, "q4": 4, "q4_wide": 5}
@@ -195,19 +195,19 @@ class OperandRows:
         self.form = ("f32", "bf16", "int8")[int(form)]
 
 
-@pytest.mark.parametrize("columns", [2, 30, 32, 34, 48, 576])
 @pytest.mark.parametrize("format_name", FORMATS)
-def test_operand(ops: Operations, random: np.random.Generator, columns: int, format_name: str) -> None:
-    x = random.standard_normal((3, columns)).astype(np.float32)
-    operand = OperandRows(ops, format_name, x)
-    assert operand.form == expected_form(ops.tier, format_name)
-    padded = np.pad(x, ((0, 0), (0, operand.f32.shape[1] - columns)))
-    if operand.form == "f32":
-        np.testing.assert_array_equal(operand.f32, padded)
-    elif operand.form == "bf16":
-        np.testing.assert_array_equal(operand.bf16, as_elements(padded, "bf16"))
-    else:
-        assert_quantized(operand, padded)
+def test_operand(ops: Operations, random: np.random.Generator, format_name: str) -> None:
+    for columns in (2, 30, 32, 34, 48, 576):
+        x = random.standard_normal((3, columns)).astype(np.float32)
+        operand = OperandRows(ops, format_name, x)
+        assert operand.form == expected_form(ops.tier, format_name)
+        padded = np.pad(x, ((0, 0), (0, operand.f32.shape[1] - columns)))
+        if operand.form == "f32":
+            np.testing.assert_array_equal(operand.f32, padded)
+        elif operand.form == "bf16":
+            np.testing.assert_array_equal(operand.bf16, as_elements(padded, "bf16"))
+        else:
+            assert_quantized(operand, padded)
 
 
 def assert_quantized(operand: OperandRows, x: NDArray[np.float32]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,9 +88,9 @@ def weights(rows: int, columns: int) -> NDArray[np.float32]:
 # From numbers
 
 
-@pytest.mark.parametrize(("rows", "columns"), RAGGED)
-def test_numbers_are_kept_or_rounded(pool: ThreadPool, rows: int, columns: int) -> None:
-    for source in DENSE:
+@pytest.mark.parametrize("source", DENSE, ids=lambda source: source.name)
+def test_numbers_are_kept_or_rounded(pool: ThreadPool, source: Source) -> None:
+    for rows, columns in RAGGED:
         data, values = dense_rows(source, weights(rows, columns))
         with packed(pool, Format.F32, source, data, columns) as matrix:
             np.testing.assert_array_equal(rows_of(matrix), values)
@@ -120,10 +121,9 @@ def test_rounding_to_bf16_goes_to_even_in_ties(one_thread: ThreadPool) -> None:
         assert matrix.unpack_row(0)[:4].tolist() == [1, 1 + 2**-6, -1, 1 + 2**-7]
 
 
-@pytest.mark.parametrize(("rows", "columns"), RAGGED)
 @pytest.mark.parametrize("form", QUANTIZED, ids=lambda form: form.name)
-def test_quantization_is_the_formula(pool: ThreadPool, form: Format, rows: int, columns: int) -> None:
-    for source in DENSE:
+def test_quantization_is_the_formula(pool: ThreadPool, form: Format) -> None:
+    for (rows, columns), source in itertools.product(RAGGED, DENSE):
         data, values = dense_rows(source, weights(rows, columns))
         with packed(pool, form, source, data, columns) as matrix:
             np.testing.assert_array_equal(rows_of(matrix), QUANTIZED[form](values))
@@ -156,12 +156,12 @@ def test_quantized_weights_are_never_off_by_more_than_a_step(one_thread: ThreadP
 # From blocks
 
 
-@pytest.mark.parametrize("rows", [1, 16, 33])
 @pytest.mark.parametrize("source", LOSSLESS, ids=lambda source: source.name)
-def test_blocks_are_kept_without_loss(pool: ThreadPool, source: Source, rows: int) -> None:
-    data = blocks(source, rows, 768)
-    with packed(pool, LOSSLESS[source], source, data, 768) as matrix:
-        np.testing.assert_array_equal(rows_of(matrix), values_of_blocks(source, data))
+def test_blocks_are_kept_without_loss(pool: ThreadPool, source: Source) -> None:
+    for rows in (1, 16, 33):
+        data = blocks(source, rows, 768)
+        with packed(pool, LOSSLESS[source], source, data, 768) as matrix:
+            np.testing.assert_array_equal(rows_of(matrix), values_of_blocks(source, data))
 
 
 @pytest.mark.parametrize("source", [Source.Q8_0, Source.Q4_0, Source.Q4_1], ids=lambda source: source.name)
