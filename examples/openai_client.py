@@ -11,7 +11,7 @@ def main(base_url: str) -> None:
     with OpenAI(base_url=base_url, api_key="none") as client:
         answer = client.chat.completions.create(
             model="smollm2-135m",
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            messages=[{"role": "user", "content": "What is the capital of Japan?"}],
             max_tokens=32,
             temperature=0,
         )

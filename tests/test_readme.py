@@ -15,7 +15,8 @@ import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve
 
-from trioserve import AsyncLLM, EngineArgs
+from served import MODEL
+from trioserve import LLM, AsyncLLM, EngineArgs, SamplingParams
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
@@ -38,12 +39,20 @@ def run(command: list[str]) -> str:
 def test_the_curl_example(server: ServedModel) -> None:
     (command,) = (block for block in blocks("console") if block.startswith("curl"))
     answer = json.loads(run(["bash", "-c", command.replace("http://127.0.0.1:8000", server.url)]))
-    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert "Tokyo" in answer["choices"][0]["message"]["content"]
 
 
 def test_the_openai_example(server: ServedModel) -> None:
     (program,) = (block for block in blocks("python") if "from openai" in block)
-    assert "Paris" in run([sys.executable, "-c", program.replace("http://127.0.0.1:8000", server.url)])
+    assert "Tokyo" in run([sys.executable, "-c", program.replace("http://127.0.0.1:8000", server.url)])
+    (question,) = re.findall(r'"content": "(.*)"', program)
+    with LLM(model=MODEL, threads=1) as llm:  # in the model's own precision, as a newcomer asks
+        (answer,) = llm.chat(
+            [{"role": "user", "content": question}],
+            SamplingParams(temperature=0, max_tokens=32),
+            use_tqdm=False,
+        )
+    assert answer.outputs[0].text == "The capital of Japan is Tokyo."
 
 
 @pytest.mark.parametrize("kind", ["AsyncLLM", "LLM("])
@@ -77,7 +86,7 @@ def test_the_example_programs(name: str) -> None:
 
 def test_the_openai_client_program(server: ServedModel) -> None:
     program = str(ROOT / "examples" / "openai_client.py")
-    assert "Paris" in run([sys.executable, program, f"{server.url}/v1"])
+    assert "Tokyo" in run([sys.executable, program, f"{server.url}/v1"])
 
 
 async def test_the_api_inside_somebody_elses_application_under_stock_hypercorn(
