@@ -1,30 +1,21 @@
-"""The packaged Gemma 3 and Qwen2.5-Coder, quantized as Q4_K_M, from their packages to greedy text."""
+"""The packaged Gemma 3 and Qwen2.5-Coder, quantized as Q4_K_M: what they are, and their tokenizers.
+
+Their greedy text is looked at in `test_greedy_equality.py`.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from tokenizers import Tokenizer
 
-from helpers_model_sources import TransformersReference, packaged_model
-from helpers_worker import PagedModel
-
-if TYPE_CHECKING:
-    from trioserve.config import ResolvedModel
+from helpers_model_sources import packaged_model
 
 NAMES = ["gemma3-270m", "qwen2.5-coder-0.5b"]
-PROMPTS = ["The capital of France is", "def fibonacci(n):\n", "Les enfants jouent dans"]
-LENGTH = 8
 # By transformers 5.24 from the same files; it needs some twenty seconds for each.
 RECORDED = json.loads((Path(__file__).parent / "data" / "gguf_token_ids.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module", params=NAMES)
-def model(request: pytest.FixtureRequest) -> ResolvedModel:
-    return packaged_model(request.param)
 
 
 def test_what_they_are() -> None:
@@ -54,13 +45,3 @@ def test_only_the_instructed_one_has_a_chat_template() -> None:
     )
     assert "chat_template" not in gemma
     assert "<tool_call>" in qwen["chat_template"]
-
-
-def test_greedy_text_is_transformers(model: ResolvedModel) -> None:
-    reference = TransformersReference(model)
-    paged = PagedModel(model, num_blocks=60, block_size=16)
-    sequences = [paged.new_sequence(reference.encode(prompt)) for prompt in PROMPTS]
-    while any(len(sequence.output) < LENGTH for sequence in sequences):
-        paged.greedy([(sequence, 4) for sequence in sequences if len(sequence.output) < LENGTH])
-    for sequence in sequences:
-        assert sequence.output == reference.likeliest(sequence.prompt, sequence.output)

@@ -13,6 +13,7 @@ import pytest
 import trio
 
 from helpers_model_sources import TransformersReference, packaged_model
+from helpers_worker import PagedModel
 from trioserve import AsyncLLM, EngineArgs, SamplingParams
 
 _TEXTS = [
@@ -75,6 +76,8 @@ CASES = [
 ]
 ALONE = 2
 """Prompts that are run one after the other, too."""
+TEXTS_BY_TORCH = [_TEXTS[0], _TEXTS[2], _TEXTS[12]]
+LENGTH_BY_TORCH = 8
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
 
 
@@ -82,11 +85,11 @@ class Judge:
     """Knows a case's prompts, and whether outputs are what transformers would say."""
 
     def __init__(self, case: Case) -> None:
-        model = packaged_model(case.model)
-        self._reference = TransformersReference(model)
-        self._eos_token_ids = model.eos_token_ids
+        self.model = packaged_model(case.model)
+        self.reference = TransformersReference(self.model)
+        self._eos_token_ids = self.model.eos_token_ids
         self._length = case.length
-        self.prompts = [self._reference.encode(text) for text in case.texts]
+        self.prompts = [self.reference.encode(text) for text in case.texts]
         self._outputs: list[list[int]] = [[] for _ in self.prompts]
 
     def check(self, outputs: list[list[int]]) -> None:
@@ -97,7 +100,7 @@ class Judge:
             ended = output[-1] in self._eos_token_ids
             assert len(output) == self._length or ended
             assert not set(output[:-1]) & set(self._eos_token_ids)
-            assert output == self._reference.likeliest(self.prompts[number], output)
+            assert output == self.reference.likeliest(self.prompts[number], output)
             self._outputs[number] = output
 
 
@@ -164,3 +167,15 @@ async def test_with_chunked_prefill_and_preemption(case: Case, judge: Judge, mod
     async with new_llm(case, **case.room, **mode) as llm:
         judge.check(await generate_all(llm, case, judge.prompts))
         assert llm.metrics.totals().preemptions > 0
+
+
+def test_by_torch(judge: Judge) -> None:
+    """The models' definition, with prompts in pieces of four tokens."""
+    reference = judge.reference
+    paged = PagedModel(judge.model, num_blocks=60, block_size=16)
+    sequences = [paged.new_sequence(reference.encode(text)) for text in TEXTS_BY_TORCH]
+    while any(len(sequence.output) < LENGTH_BY_TORCH for sequence in sequences):
+        unfinished = [sequence for sequence in sequences if len(sequence.output) < LENGTH_BY_TORCH]
+        paged.greedy([(sequence, 4) for sequence in unfinished])
+    for sequence in sequences:
+        assert sequence.output == reference.likeliest(sequence.prompt, sequence.output)
