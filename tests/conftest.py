@@ -19,15 +19,54 @@ from fake_engine import FakeEngine, open_fake_llm
 from helpers_http import Probe
 from helpers_tls import Authority
 from response_checks import CHILDREN, FOLDER_VARIABLE, WrongAnswers, checking_all_answers
-from served import ServedModel, served
+from served import STEADY, ServedModel, served
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Generator, Iterator
+
+
+_LONG = (
+    "test_greedy_equality.py",
+    "test_soak.py",
+    "test_schemathesis.py",
+    "test_supervision_end_to_end.py",
+    "test_sleep_end_to_end.py",
+    "test_structured_end_to_end.py",
+    "test_worker_native.py",
+    "test_gguf_smollm2.py",
+    "test_native_layers.py",
+    "test_sampling_end_to_end.py",
+)
+"""Files that take half a minute or more, or much of it waiting: begun first, so that no processor is idle at
+the end."""
 
 
 def pytest_configure() -> None:
     """A shell's background jobs ignore Ctrl-C, and so would every process that the tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One more than there are processors: many a test waits for a clock or a process."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return len(os.sched_getaffinity(0)) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays: it is not searched for garbage, now or whenever that is collected later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(_LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))  # the others stay as they are
 
 
 @attrs.frozen
@@ -136,8 +175,7 @@ def own_children() -> Callable[[], set[int]]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """One server of the default model, for all tests that do not end it. It ends as a server should."""
-    # float32: in bfloat16, two tokens of nearly the same probability may change places with the batch.
-    with served(tmp_path_factory.mktemp("server"), ["--dtype", "float32"]) as running:
+    with served(tmp_path_factory.mktemp("server"), ["--dtype", STEADY]) as running:
         yield running
         running.wait_until_idle()
         assert running.terminate() == 0, running.log

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 24}
 FOREVER: dict[str, Any] = {"model": MODEL, "prompt": "Tell me", "max_tokens": 4000, "ignore_eos": True}
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 seconds

@@ -16,10 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from trioserve_kernels.native import available_tiers
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MODEL = "smollm2-135m"
+STEADY = "auto" if available_tiers() else "float32"
+"""A dtype in which greedy and seeded answers are the same whatever runs beside them: with our kernels any.
+With torch, in bfloat16, two tokens of nearly the same probability may change places with the batch."""
 _START_TIMEOUT = 120
 _READY = re.compile(r"serving \S+ on (?:http://[0-9.]+:(\d+)|unix:(\S+))")
 

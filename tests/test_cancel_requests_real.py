@@ -19,7 +19,7 @@ from cancel_http import HTTP, HttpKind, open_site
 from cancel_kinds import LIBRARY, Kind
 from cancel_report import tell
 from cancel_worlds import CoreWorld
-from served import MODEL
+from served import MODEL, STEADY
 from trioserve import AsyncLLM, EngineArgs
 from trioserve.portal import Portal
 
@@ -63,10 +63,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    # float32: in bfloat16, two tokens of nearly the same probability may change places with the batch.
-    args = EngineArgs.from_dict(
-        {"model": MODEL, "dtype": "float32", "threads": 1, "log": {"stats_interval": 0}}
-    )
+    args = EngineArgs.from_dict({"model": MODEL, "dtype": STEADY, "threads": 1, "log": {"stats_interval": 0}})
     with Portal() as portal:
         yield Engine(portal, portal.enter(AsyncLLM.from_engine_args(args)))
 

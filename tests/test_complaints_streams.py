@@ -138,7 +138,7 @@ LOGPROBS: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"logprobs": True}),
     (CHAT, {"logprobs": True, "top_logprobs": 0}),
     (CHAT, {"logprobs": True, "top_logprobs": 2, "n": 2, "temperature": 1}),
-    (CHAT, {"logprobs": True, "top_logprobs": 2, "stop": ["Paris"]}),
+    (CHAT, {"logprobs": True, "top_logprobs": 2, "stop": ["Tokyo"]}),
     (CHAT, {"logprobs": True, "response_format": {"type": "json_object"}}),
     (CHAT, {"top_logprobs": 2}),
     (CHAT, {"logprobs": True, "top_logprobs": 1000}),

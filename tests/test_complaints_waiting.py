@@ -26,7 +26,7 @@ from helpers_complaints import (
     wait_until_running,
 )
 from helpers_http import serving, stock_hypercorn
-from served import ServedModel, served, wait_for
+from served import STEADY, ServedModel, served, wait_for
 from trioserve.server.app import create_app
 from trioserve.server_args import ServerArgs
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 KEY = "authorization: Bearer key"
 EVERYTHING = {
-    "dtype": "float32",
+    "dtype": STEADY,
     "max-num-seqs": "1",
     "api-key": "key",
     "allowed-origins": "https://app.example",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from served import MODEL, is_running
+from served import MODEL, STEADY, is_running
 from trioserve import AsyncLLM, EngineArgs, EngineDeadError, EngineStartError, SamplingParams
 from trioserve.frontend.prompts import TokensPrompt
 
@@ -178,7 +178,7 @@ async def test_what_the_engine_holds_returns_to_nothing_after_any_end() -> None:
 async def test_in_process_or_not_the_answer_is_the_same(own_children: OwnChildren) -> None:
     texts = []
     for engine in ("process", "inproc"):
-        async with AsyncLLM.from_engine_args(engine_args(engine=engine, dtype="float32")) as llm:
+        async with AsyncLLM.from_engine_args(engine_args(engine=engine, dtype=STEADY)) as llm:
             assert bool(own_children()) == (engine == "process")
             output = await llm.complete("The capital of France is", SamplingParams(temperature=0))
             texts.append(output.outputs[0].text)

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from helpers_model_sources import TransformersReference, packaged_model
-from served import MODEL
+from served import MODEL, served
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from served import ServedModel
 
@@ -50,6 +50,13 @@ class Judgement:
     logprobs: list[float]
     """Of the continuation's tokens."""
     is_greedy: bool
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    """In float32, as the reference is."""
+    with served(tmp_path_factory.mktemp("server"), ["--dtype", "float32"]) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

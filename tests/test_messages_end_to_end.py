@@ -10,7 +10,7 @@ from served import MODEL
 if TYPE_CHECKING:
     from served import ServedModel
 
-QUESTION = {"role": "user", "content": "What is the capital of France?"}
+QUESTION = {"role": "user", "content": "What is the capital of Japan?"}
 REQUEST: dict[str, Any] = {"model": MODEL, "messages": [QUESTION], "max_tokens": 24, "temperature": 0}
 CHAT = {"messages": [QUESTION], "max_tokens": 24, "temperature": 0}
 
@@ -25,7 +25,7 @@ def test_a_message_is_what_a_chat_completion_says(server: ServedModel) -> None:
     message = post(server, PATH, REQUEST)
     (block,) = message["content"]
     chat = post(server, "/v1/chat/completions", CHAT)
-    assert "Paris" in block["text"]
+    assert "Tokyo" in block["text"]
     assert block["text"] == chat["choices"][0]["message"]["content"]
     assert message["stop_reason"] == "end_turn"
     usage = message["usage"]
@@ -44,16 +44,16 @@ def test_its_stream_says_the_same(server: ServedModel) -> None:
 
 def test_a_stop_sequence_is_told(server: ServedModel) -> None:
     for stream in (False, True):
-        answer = post(server, PATH, {**REQUEST, "stop_sequences": ["!", "Paris"], "stream": stream})
+        answer = post(server, PATH, {**REQUEST, "stop_sequences": ["!", "Tokyo"], "stream": stream})
         message = accumulate(answer.encode()) if stream else answer
-        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "Paris")
-        assert "Paris" not in message["content"][0]["text"]
+        assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "Tokyo")
+        assert "Tokyo" not in message["content"][0]["text"]
 
 
 def test_an_answer_goes_on_with_its_beginning(server: ServedModel) -> None:
-    begun = [QUESTION, {"role": "assistant", "content": "The capital of France is"}]
+    begun = [QUESTION, {"role": "assistant", "content": "The capital of Japan is"}]
     message = post(server, PATH, {**REQUEST, "messages": begun})
-    assert message["content"][0]["text"].startswith(" Paris")
+    assert message["content"][0]["text"].startswith(" Tokyo")
 
 
 def test_tokens_are_counted_as_they_are_used(server: ServedModel) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from served import ServedModel, served
+from served import STEADY, ServedModel, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ REQUEST: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def coder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     # Its template has no marks of thinking: these are made up, and words that it would never say.
-    flags = [MODEL, "--dtype", "float32", "--max-model-len", "1024"]
+    flags = [MODEL, "--dtype", STEADY, "--max-model-len", "1024"]
     marks = ["--reasoning-config.start", "[[[", "--reasoning-config.end", "]]]"]
     with served(tmp_path_factory.mktemp("coder"), [*flags, *marks]) as running:
         yield running

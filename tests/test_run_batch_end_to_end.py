@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from helpers_batch import BatchFolder, request_line
-from served import MODEL, ServedModel, children_of, is_running, wait_for
+from served import MODEL, STEADY, ServedModel, children_of, is_running, wait_for
 from trioserve.cli.main import main
 from trioserve.cli.run_batch_command import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "trioserve", "run-batch", MODEL, "--dtype", "float32"]
+COMMAND = [sys.executable, "-m", "trioserve", "run-batch", MODEL, "--dtype", STEADY]
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}
 
 

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from helpers_model_sources import TransformersReference, packaged_model
-from served import MODEL
+from served import MODEL, STEADY
 from trioserve import AsyncLLM, EngineArgs, SamplingParams
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ async def test_a_seeded_output_is_the_same_alone_and_among_31_others_and_with_sp
     ]
     seen = []
     for speculation in (None, {"method": "ngram"}):
-        async with new_llm(speculative_config=speculation) as llm:
+        async with new_llm(speculative_config=speculation, dtype=STEADY) as llm:
             seen += [[(await run_together(llm, [request]))[0] for request in SEEDED]]
             seen += [(await run_together(llm, [*SEEDED, *others]))[: len(SEEDED)]]
             assert (llm.metrics.totals().accepted_tokens > 0) == (speculation is not None)

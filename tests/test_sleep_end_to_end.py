@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from served import MODEL
+from served import MODEL, STEADY
 from trioserve import AsyncLLM, EngineArgs, SamplingParams
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 
 def new_llm(**values: Any) -> AsyncLLM:
-    args = {"model": MODEL, "dtype": "float32", "threads": 1, "log": {"stats_interval": 0}, **values}
+    args = {"model": MODEL, "dtype": STEADY, "threads": 1, "log": {"stats_interval": 0}, **values}
     return AsyncLLM.from_engine_args(EngineArgs.from_dict(args))
 
 
@@ -84,7 +84,7 @@ async def settled(llm: AsyncLLM, crowd: Crowd) -> int:
 async def test_asleep_memory_is_given_back_and_afterwards_all_go_on(
     own_children: Callable[[], set[int]],
 ) -> None:
-    async with new_llm(kv_cache_memory="400MiB") as llm, trio.open_nursery() as nursery:
+    async with new_llm(kv_cache_memory="400MiB", dtype="float32") as llm, trio.open_nursery() as nursery:
         (engine,) = own_children()
         expected = await Crowd(llm, nursery, [*PROMPTS, LONG_PROMPT]).wait_done()
         for level in (1, 2):

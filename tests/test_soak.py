@@ -11,7 +11,7 @@ SOAK = Path(__file__).parent.parent / "benchmarks" / "soak.py"
 
 def test_a_minute_of_everything_leaves_nothing_behind() -> None:
     run = subprocess.run(
-        [sys.executable, str(SOAK), "--seconds", "60", "--rate", "4", "--kills", "3"],
+        [sys.executable, str(SOAK), "--seconds", "60", "--rate", "4", "--kills", "3", "--threads", "1"],
         capture_output=True,
         text=True,
         timeout=400,

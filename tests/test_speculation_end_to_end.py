@@ -6,7 +6,7 @@ from typing import Any
 
 import trio
 
-from served import MODEL
+from served import MODEL, STEADY
 from trioserve import AsyncLLM, EngineArgs, SamplingParams
 
 CODE = """def load_config(path):
@@ -37,7 +37,7 @@ TOKENS_PER_STEP = 1.8
 
 
 def new_llm(**values: Any) -> AsyncLLM:
-    args = {"model": MODEL, "dtype": "float32", "threads": 1, "log": {"stats_interval": 0}, **values}
+    args = {"model": MODEL, "dtype": STEADY, "threads": 1, "log": {"stats_interval": 0}, **values}
     return AsyncLLM.from_engine_args(EngineArgs.from_dict(args))
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from helpers_model_sources import packaged_model
 from json_schemas import ACCEPTED, assert_valid
-from served import MODEL, ServedModel, served
+from served import MODEL, STEADY, ServedModel, served
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -54,7 +54,7 @@ item ::= "yes" | "no"
 @pytest.fixture(scope="module")
 def terse_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """Writes JSON without white space: left the choice, so small a model fills pages with it."""
-    flags = ["--dtype", "float32", "--structured-outputs-config.disable_any_whitespace"]
+    flags = ["--dtype", STEADY, "--structured-outputs-config.disable_any_whitespace"]
     with served(tmp_path_factory.mktemp("server"), flags) as running:
         yield running
         running.wait_until_idle()

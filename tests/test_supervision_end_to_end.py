@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from helpers_streams import StreamInThread
-from served import MODEL, children_of, is_running, served, wait_for
+from served import MODEL, STEADY, children_of, is_running, served, wait_for
 from trioserve import LLM, AsyncLLM, EngineArgs, EngineDeadError, SamplingParams
 from trioserve.worker.model_runner import ModelRunner
 
@@ -30,7 +30,7 @@ PROMPT = "The capital of France is"
 
 
 def engine_args(**values: object) -> EngineArgs:
-    defaults = {"engine_restart": "on-failure", "engine_restart_backoff": 0.05, "dtype": "float32"}
+    defaults = {"engine_restart": "on-failure", "engine_restart_backoff": 0.05, "dtype": STEADY}
     return EngineArgs.from_dict(
         {"model": MODEL, "threads": 1, "log": {"stats_interval": 0}, **defaults, **values}
     )
@@ -88,7 +88,7 @@ async def test_however_a_core_dies_the_next_one_takes_over_what_waited(
 ) -> None:
     """One core after the other, as each start takes seconds. What waits gets what it would have got."""
     (tmp_path / "stuck_processor.py").write_text(textwrap.dedent(STUCK))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     args = engine_args(
         max_num_seqs=1, step_timeout=3, requeue_on_restart=True, logits_processors="stuck_processor:Stuck"
     )
