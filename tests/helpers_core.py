@@ -173,6 +173,7 @@ class Driver:
         max_model_len: int = 64,
         policy: str = "fcfs",
         long_prefill_token_threshold: int = 1000,
+        prefill_beside_decodes: int = 1000,
         max_long_partial_prefills: int = 1,
         enable_prefix_caching: bool = True,
         model: str = "model",
@@ -186,6 +187,7 @@ class Driver:
             max_num_batched_tokens=max_num_batched_tokens,
             policy=policy,  # type: ignore[arg-type]
             long_prefill_token_threshold=long_prefill_token_threshold,
+            prefill_beside_decodes=prefill_beside_decodes,
             max_long_partial_prefills=max_long_partial_prefills,
             plan_ahead=plan_ahead,
             max_loras=max_loras,

@@ -65,6 +65,7 @@ def test_without_flags_all_is_as_in_python() -> None:
         ),
         (["--scheduling-policy", "deadline"], {"scheduling_policy": "deadline"}),
         (["--long-prefill-token-threshold", "1k"], {"long_prefill_token_threshold": 1000}),
+        (["--prefill-beside-decodes", "96"], {"prefill_beside_decodes": 96}),
         (["--max-long-partial-prefills", "2"], {"max_long_partial_prefills": 2}),
         (["--no-async-scheduling"], {"async_scheduling": False}),
         (["--max-logprobs", "-1"], {"max_logprobs": -1}),

@@ -46,6 +46,7 @@ drivers = st.builds(
     max_num_batched_tokens=st.integers(1, 40),
     policy=st.sampled_from(["fcfs", "priority", "deadline"]),
     long_prefill_token_threshold=st.sampled_from([1, 4, 100]),
+    prefill_beside_decodes=st.sampled_from([1, 3, 100]),
     max_long_partial_prefills=st.integers(1, 2),
     enable_prefix_caching=st.sampled_from([True, True, True, False]),
     drafts=st.booleans(),
@@ -196,6 +197,7 @@ def test_thousands_of_steps_on_a_cache_that_is_too_small(policy: str, windows: A
         max_num_batched_tokens=16,
         policy=policy,
         long_prefill_token_threshold=8,
+        prefill_beside_decodes=4,
         drafts=drafts,
         max_loras=2,
     )

@@ -316,6 +316,69 @@ def test_short_prompts_pass_a_long_one_that_waits_for_another_long_one_but_none_
     assert driver.step() == [(a, 1, True), (b, 8, False), (c, 1, True)]
 
 
+# Prompts beside decodes
+
+
+def decoding(driver: Driver, count: int) -> list[tuple[int, int, bool]]:
+    """Requests that decode from now on, as `Driver.step` shows them."""
+    decodes = [driver.add(prompt(2, 90 + place), max_tokens=40, ignore_eos=True) for place in range(count)]
+    driver.step()
+    return [(request, 1, True) for request in decodes]
+
+
+def test_beside_decodes_prompts_together_get_a_small_part_of_the_step():
+    driver = Driver(max_num_batched_tokens=40, prefill_beside_decodes=8)
+    decodes = decoding(driver, 2)
+    a, b = (driver.add(prompt(6, first), max_tokens=1, ignore_eos=True) for first in (1, 2))
+    assert driver.step() == [*decodes, (a, 6, True), (b, 2, False)]
+    assert driver.step() == [*decodes, (b, 4, True)]
+    assert driver.step() == decodes
+
+
+def test_where_nobody_decodes_prompts_get_the_whole_step():
+    driver = Driver(max_num_batched_tokens=40, prefill_beside_decodes=8)
+    a, b = (driver.add(prompt(15, first), max_tokens=1, ignore_eos=True) for first in (1, 2))
+    assert driver.step() == [(a, 15, True), (b, 15, True)]
+
+
+def test_the_more_prompt_tokens_wait_the_more_of_them_are_computed_beside_decodes():
+    driver = Driver(max_num_batched_tokens=40, prefill_beside_decodes=8)
+    [decode] = decoding(driver, 1)
+    a, b, *_ = (driver.add(prompt(30, first), max_tokens=1, ignore_eos=True) for first in range(1, 5))
+    assert driver.step() == [decode, (a, 15, False)], "an eighth of 120"
+    assert driver.step() == [decode, (a, 13, False)], "an eighth of 105"
+    assert driver.step() == [decode, (a, 2, True), (b, 9, False)], "an eighth of 92"
+
+
+def test_who_waits_for_a_seat_does_not_make_a_step_longer():
+    driver = Driver(max_num_batched_tokens=40, prefill_beside_decodes=8, max_num_seqs=4)
+    decodes = decoding(driver, 3)
+    first, *_ = (driver.add(prompt(15, first), max_tokens=1, ignore_eos=True) for first in range(1, 16))
+    assert driver.step() == [*decodes, (first, 8, False)]
+    assert driver.step() == [*decodes, (first, 7, True)]
+
+
+def test_beside_decodes_a_long_prompt_leaves_half_to_those_behind_it_and_goes_on_all_the_same():
+    driver = Driver(max_num_batched_tokens=40, prefill_beside_decodes=8, long_prefill_token_threshold=20)
+    decodes = decoding(driver, 5)
+    long = driver.add(prompt(40, 1), max_tokens=1, ignore_eos=True)
+    assert driver.step() == [*decodes, (long, 8, False)]
+    a, b = (driver.add(prompt(5, first), max_tokens=1, ignore_eos=True) for first in (2, 3))
+    assert driver.step() == [*decodes, (long, 4, False), (a, 4, False)]
+    assert driver.step() == [*decodes, (long, 4, False), (a, 1, True), (b, 4, False)]
+    assert driver.step() == [*decodes, (long, 8, False), (b, 1, True)]
+    assert driver.step() == [*decodes, (long, 8, False)]
+
+
+def test_a_request_that_lacks_one_token_of_a_cached_prompt_begins_beside_decodes():
+    driver = Driver(max_num_batched_tokens=40, prefill_beside_decodes=1, block_size=4)
+    driver.add(prompt(9, 1), max_tokens=1, ignore_eos=True)
+    driver.step()
+    decodes = decoding(driver, 2)
+    again = driver.add(prompt(9, 1), max_tokens=1, ignore_eos=True)
+    assert driver.step() == [*decodes, (again, 1, True)]
+
+
 def test_a_prefill_that_ranks_first_leaves_a_token_to_every_decode():
     driver = Driver(max_num_batched_tokens=16, policy="priority", block_size=8)
     low = [driver.add(prompt(3, first), max_tokens=9, ignore_eos=True, priority=5) for first in (1, 2, 3)]

@@ -173,6 +173,12 @@ class EngineArgs:
         quantity("long_prefill_token_threshold", least=1, auto=True),
         default=None,
     )
+    prefill_beside_decodes: int | None = arg(
+        "prompt tokens of a step in which others decode, or an eighth of those that wait, if that is more "
+        "[an eighth of max_num_batched_tokens]",
+        quantity("prefill_beside_decodes", least=1, auto=True),
+        default=None,
+    )
     max_long_partial_prefills: int = arg(
         "long prompts under way at a time", quantity("max_long_partial_prefills", least=1), default=1
     )
@@ -316,6 +322,7 @@ class EngineArgs:
                 policy=self.scheduling_policy,  # type: ignore[arg-type]  # its converter lets only these through
                 long_prefill_token_threshold=self.long_prefill_token_threshold
                 or -(-self.max_num_batched_tokens // 2),
+                prefill_beside_decodes=self.prefill_beside_decodes or -(-self.max_num_batched_tokens // 8),
                 max_long_partial_prefills=self.max_long_partial_prefills,
                 plan_ahead=self.async_scheduling,
                 max_loras=self.max_loras if self.enable_lora else None,

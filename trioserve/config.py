@@ -136,6 +136,8 @@ class SchedulerConfig:
     """Who is served first when there is not enough for all."""
     long_prefill_token_threshold: int
     """A prompt that lacks more than this is long: it gets at most this much of a step that others share."""
+    prefill_beside_decodes: int
+    """Prompt tokens, of all requests together, of a step in which others decode; more where many wait."""
     max_long_partial_prefills: int
     """Long prompts that are under way at a time; shorter ones behind them may overtake."""
     plan_ahead: bool

@@ -5,7 +5,6 @@ Apart from `serve`, because it takes longer to import than all the rest: that is
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING
 
 import attrs
@@ -18,6 +17,7 @@ from trioserve.server.listeners import start_listening
 from trioserve.server.request_scope import GRACE
 from trioserve.server.responses.background import open_background
 from trioserve.server.responses.home import ResponsesHome, open_response_store
+from trioserve.settling import settle
 
 if TYPE_CHECKING:
     import socket
@@ -55,7 +55,7 @@ async def answer_requests(
         app = create_app(llm, args, is_draining=drain.is_set, responses=home)
         start_listening(listener, args)
         on_ready()
-        _spare_garbage_collection()
+        settle()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_close, app, drain, args.shutdown_timeout)
             await serve_http(
@@ -80,9 +80,3 @@ def _limits(args: ServerArgs) -> HttpLimits:
     """Requests are ended by the application, which can tell their clients; the loop ends what is left."""
     limits = HttpLimits.from_args(args)
     return attrs.evolve(limits, shutdown_timeout=limits.shutdown_timeout + GRACE)
-
-
-def _spare_garbage_collection() -> None:
-    """What the start has made stays: a full collection need not look at it again, which takes 0.1 s."""
-    gc.collect()
-    gc.freeze()

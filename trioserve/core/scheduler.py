@@ -8,8 +8,10 @@ the policy (`trioserve.core.policy`), and what is left goes to drafts:
                                                      admitted with what is left
 
 1. Every running request gets at least one token, so no decode waits for a prefill; a prefill gets what the
-   others leave. If others share the step, a long prompt (one that lacks more than
-   `long_prefill_token_threshold`) gets no more than that, for its length is the time that everyone waits.
+   others leave. Where some decode, prompts together get `prefill_beside_decodes` tokens or an eighth of what
+   all who wait lack, for the step's length is the time that everyone waits (`StepBudget`). If others share
+   the step, a long prompt (one that lacks more than `long_prefill_token_threshold`) gets no more than that,
+   and no more than half of what prompts may get if other prompts wait, too.
    When blocks run out, the request that ranks last gives up its own and waits again, until there are enough
    or it is the request itself.
 2. Waiting requests, a victim of this step among them, are admitted while there is budget, a free seat
@@ -48,6 +50,7 @@ from trioserve.core.policy import WaitingRequests, ranking
 from trioserve.core.progress import take_in
 from trioserve.core.request import RequestStatus
 from trioserve.core.stats import CoreStats, Gauges, StepCounters
+from trioserve.core.step_budget import StepBudget
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -199,7 +202,7 @@ class Scheduler:
         if shares is None:
             shares = self._serve_running(ahead=False) or {}
         shares = {request: count for request, count in shares.items() if not request.has_ended}
-        self._admit_waiting(shares, self._config.max_num_batched_tokens - sum(shares.values()))
+        self._admit_waiting(shares)
         if not shares:
             assert self._holds_new or not self._requests, "a request alone always gets its share"
             return None
@@ -218,7 +221,7 @@ class Scheduler:
         """Each running request's number of tokens, and blocks for them; None if there are not enough blocks
         while planning ahead."""
         shares: dict[Request, int] = {}
-        budget = self._config.max_num_batched_tokens
+        budget = self._budget([r.expected_progress()[1] for r in self._running if not r.has_ended])
         place = 0
         while place < len(self._running):  # preemption shortens the list from its end
             request = self._running[place]
@@ -227,19 +230,20 @@ class Scheduler:
             if request.has_ended or not num_lacking:
                 continue
             num_behind = len(self._running) - place
-            num_tokens = self._portion(num_lacking, budget - num_behind)
+            num_tokens = budget.portion(num_lacking, num_behind=num_behind)
             if self._make_room(request, num_computed + num_tokens, may_preempt=not ahead):
                 shares[request] = num_tokens
-                budget -= num_tokens
+                budget.take(num_lacking, num_tokens)
             elif ahead:
                 return None
         return shares
 
-    def _portion(self, num_lacking: int, limit: int) -> int:
-        """How much of what it lacks a request gets of a step in which `limit` tokens are left for it."""
-        if self._is_long(num_lacking) and len(self._requests) > 1:
-            limit = min(limit, self._config.long_prefill_token_threshold)
-        return min(num_lacking, limit)
+    def _budget(self, lacking: Sequence[int]) -> StepBudget:
+        """Of a step in which those that run lack so many tokens each."""
+        could_begin = islice(self._waiting, self._config.max_num_seqs - len(self._running))
+        waiting = [count for count in lacking if count > 1]
+        waiting += [request.num_known_tokens for request in could_begin]
+        return StepBudget(self._config, num_decoding=lacking.count(1), waiting=waiting)
 
     def _is_long(self, num_lacking: int) -> bool:
         return num_lacking > self._config.long_prefill_token_threshold
@@ -265,17 +269,21 @@ class Scheduler:
         self._waiting.add(victim)
         self._counters.num_preemptions += 1
 
-    def _admit_waiting(self, shares: dict[Request, int], budget: int) -> None:
+    def _admit_waiting(self, shares: dict[Request, int]) -> None:
         self._lacks_blocks = self._lacks_adapters = False
         if not self._waiting:
             return
+        lacking = {request: request.expected_progress()[1] for request in shares}
+        budget = self._budget([*lacking.values()])
+        for request, num_tokens in shares.items():
+            budget.take(lacking[request], num_tokens)
         places = AdapterPlaces(self._running, self._config)
         num_long = sum(self._is_long(r.num_known_tokens - r.num_computed_tokens) for r in self._running)
         num_passed = 0
         num_seats = self._config.max_num_seqs - len(self._running)
         count = num_seats and num_seats + _MAX_PASSED + places.max_passed
         for request in self._waiting.first(count, preempted_only=self._holds_new):
-            if not budget or num_passed == _MAX_PASSED or len(self._running) == self._config.max_num_seqs:
+            if not budget.has_room or num_passed == _MAX_PASSED or self._has_no_seat:
                 break
             if not places.has_one_for(request):
                 self._lacks_adapters = True
@@ -285,15 +293,19 @@ class Scheduler:
             if self._is_long(num_lacking) and num_long >= self._config.max_long_partial_prefills:
                 num_passed += 1
                 continue
-            num_tokens = self._portion(num_lacking, budget)
+            num_tokens = budget.portion(num_lacking)
             if not self._kv_cache.admit(request, cached, cached.num_tokens + num_tokens):
                 self._lacks_blocks = True
                 break
             self._start(request)
             places.take(request)
             shares[request] = num_tokens
-            budget -= num_tokens
+            budget.take(num_lacking, num_tokens)
             num_long += self._is_long(num_lacking)
+
+    @property
+    def _has_no_seat(self) -> bool:
+        return len(self._running) == self._config.max_num_seqs
 
     def _start(self, request: Request) -> None:
         self._waiting.remove(request)

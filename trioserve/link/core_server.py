@@ -54,7 +54,7 @@ from trioserve.nurseries import ungrouped
 from trioserve.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from trioserve.link.message_stream import MessageStream
     from trioserve.link.messages import Message
@@ -72,8 +72,9 @@ _GOODBYE_TIMEOUT = 1.0
 """Seconds to deliver a Fatal to a client that may not be reading."""
 
 
-async def serve_core(stream: MessageStream) -> bool:
-    """Be an engine core for the client at the other end, until it closes its end.
+async def serve_core(stream: MessageStream, on_loaded: Callable[[], None] = lambda: None) -> bool:
+    """Be an engine core for the client at the other end, until it closes its end. `on_loaded` is called once
+    the model is there, just before the client is told so.
 
     Returns True after an orderly end, and False after a failure, which the client has been told.
     """
@@ -83,7 +84,7 @@ async def serve_core(stream: MessageStream) -> bool:
             nursery.start_soon(stream.run_writer)
             try:
                 with ungrouped():
-                    await _serve(stream)
+                    await _serve(stream, on_loaded)
             except Exception as error:
                 failed = True  # a return here would be lost to the cancellation that follows
                 await _say_goodbye(stream, error)
@@ -104,7 +105,7 @@ async def _say_goodbye(stream: MessageStream, error: Exception) -> None:
         log.error("The engine core failed, and its client is gone: %s\n%s", text, details)
 
 
-async def _serve(stream: MessageStream) -> None:
+async def _serve(stream: MessageStream, on_loaded: Callable[[], None]) -> None:
     hello = await stream.receive()
     if hello is None:
         return
@@ -120,6 +121,7 @@ async def _serve(stream: MessageStream) -> None:
                 core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
                 controls = Controls(core, thread, runner, num_blocks)
                 failed = await controls.adapters.load_all(hello.config.lora)
+                on_loaded()
                 seconds = time.perf_counter() - started
                 ready = _ready(hello, runner, num_blocks, seconds)
                 stream.send_nowait(attrs.evolve(ready, failed_adapters=failed))

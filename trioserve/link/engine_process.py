@@ -17,6 +17,7 @@ import trio
 
 from trioserve.link.message_stream import MessageStream
 from trioserve.link.parent_watch import dies_with_parent
+from trioserve.settling import settle
 
 __all__ = ["keep_openmp_from_spinning", "main"]
 
@@ -30,7 +31,7 @@ async def _serve(link: socket.socket) -> bool:
 
     stream = MessageStream(trio.SocketStream(trio.socket.from_stdlib_socket(link)))
     try:
-        return await serve_core(stream)
+        return await serve_core(stream, on_loaded=settle)
     finally:
         stream.close()
 
