@@ -55,8 +55,8 @@ async def answer_requests(
         app = create_app(llm, args, is_draining=drain.is_set, responses=home)
         start_listening(listener, args)
         on_ready()
-        settle()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, settle)
             nursery.start_soon(_close, app, drain, args.shutdown_timeout)
             await serve_http(
                 app,

@@ -72,9 +72,9 @@ _GOODBYE_TIMEOUT = 1.0
 """Seconds to deliver a Fatal to a client that may not be reading."""
 
 
-async def serve_core(stream: MessageStream, on_loaded: Callable[[], None] = lambda: None) -> bool:
-    """Be an engine core for the client at the other end, until it closes its end. `on_loaded` is called once
-    the model is there, just before the client is told so.
+async def serve_core(stream: MessageStream, on_ready: Callable[[], None] = lambda: None) -> bool:
+    """Be an engine core for the client at the other end, until it closes its end. `on_ready` is called once
+    the client has been told that the model is there.
 
     Returns True after an orderly end, and False after a failure, which the client has been told.
     """
@@ -84,7 +84,7 @@ async def serve_core(stream: MessageStream, on_loaded: Callable[[], None] = lamb
             nursery.start_soon(stream.run_writer)
             try:
                 with ungrouped():
-                    await _serve(stream, on_loaded)
+                    await _serve(stream, on_ready)
             except Exception as error:
                 failed = True  # a return here would be lost to the cancellation that follows
                 await _say_goodbye(stream, error)
@@ -105,7 +105,7 @@ async def _say_goodbye(stream: MessageStream, error: Exception) -> None:
         log.error("The engine core failed, and its client is gone: %s\n%s", text, details)
 
 
-async def _serve(stream: MessageStream, on_loaded: Callable[[], None]) -> None:
+async def _serve(stream: MessageStream, on_ready: Callable[[], None]) -> None:
     hello = await stream.receive()
     if hello is None:
         return
@@ -121,10 +121,11 @@ async def _serve(stream: MessageStream, on_loaded: Callable[[], None]) -> None:
                 core = EngineCore.from_config(runner, hello.config, hello.model, num_blocks=num_blocks)
                 controls = Controls(core, thread, runner, num_blocks)
                 failed = await controls.adapters.load_all(hello.config.lora)
-                on_loaded()
                 seconds = time.perf_counter() - started
                 ready = _ready(hello, runner, num_blocks, seconds)
                 stream.send_nowait(attrs.evolve(ready, failed_adapters=failed))
+                await stream.flush()
+                on_ready()
                 connection = _Connection(
                     stream,
                     thread,

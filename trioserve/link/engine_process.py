@@ -31,7 +31,7 @@ async def _serve(link: socket.socket) -> bool:
 
     stream = MessageStream(trio.SocketStream(trio.socket.from_stdlib_socket(link)))
     try:
-        return await serve_core(stream, on_loaded=settle)
+        return await serve_core(stream, on_ready=settle)
     finally:
         stream.close()
 
