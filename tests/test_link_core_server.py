@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from array import array
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -331,3 +332,17 @@ async def test_the_end_of_the_link_ends_those_who_wait(monkeypatch: pytest.Monke
         await client.send(add(7, grammar=True), utility(1, "drain"), utility(2, "sleep", 1, "wait"))
         await client.hang_up()
         assert client.compiler.num_waiting == 0
+
+
+async def test_what_a_process_does_once_it_is_ready_comes_after_the_client_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def settle() -> None:
+        raise RuntimeError("settling failed")
+
+    monkeypatch.setattr(core_server, "serve_core", partial(core_server.serve_core, on_ready=settle))
+    async with connected(monkeypatch) as client:  # gets a Ready
+        await client.ended.wait()
+        [last] = client.messages
+        assert isinstance(last, Fatal)
+        assert "settling failed" in last.message
