@@ -1,6 +1,6 @@
 """Other people's clients against a real server: each in an environment of its own, with pinned versions.
 
-python benchmarks/clients.py [NAME ...] [--fast] [--cache DIR]
+python benchmarks/clients.py [NAME ...] [--fast] [--cache DIR] [--dtype DTYPE]
 
 NAME is a folder of tests/clients; without one, all are run. --fast runs some that together take little time,
 and need no Node. Environments are made under --cache where they are
@@ -33,10 +33,7 @@ KEY = "sk-clients"
 
 SERVERS = {"TEXT": "smollm2-135m", "TOOLS": "qwen2.5-coder-0.5b"}
 
-# float32, so that an answer does not depend on what is found in the prefix cache.
-FLAGS = (
-    "--dtype", "float32", "--kv-cache-memory", "1GiB", "--api-key", KEY, "--log.access", "false",
-)  # fmt: skip
+FLAGS = ("--kv-cache-memory", "1GiB", "--api-key", KEY, "--log.access", "false")
 
 FAST = {"anthropic_python", "huggingface", "instructor_python", "openresponses"}
 """What takes two minutes on two cores. The tests proper have much of `openai_python`."""
@@ -57,7 +54,9 @@ def main() -> int:
     clients = chosen(arguments)
     installed = [install(client, arguments.cache) for client in clients]
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(serve(flags_of(model))) for name, model in SERVERS.items()}
+        servers = {
+            name: stack.enter_context(serve(flags_of(model, arguments))) for name, model in SERVERS.items()
+        }
         environment = environment_of(servers)
         results = [
             run(client, seconds, arguments, environment)
@@ -74,6 +73,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("name", nargs="*", help=f"of {', '.join(all_clients())}", metavar="NAME")
     parser.add_argument("--fast", action="store_true", help="a selection that takes little time")
+    parser.add_argument(
+        "--dtype", default="float32", help="of the servers: auto, bfloat16 or float32 [%(default)s]"
+    )
     parser.add_argument(
         "--cache",
         type=Path,
@@ -104,8 +106,8 @@ def install(client: Client, cache: Path) -> float | None:
     return time.perf_counter() - began
 
 
-def flags_of(model: str) -> list[str]:
-    return ["--model", model, *FLAGS]
+def flags_of(model: str, arguments: argparse.Namespace) -> list[str]:
+    return ["--model", model, "--dtype", arguments.dtype, *FLAGS]
 
 
 def environment_of(servers: Mapping[str, Served]) -> dict[str, str]:

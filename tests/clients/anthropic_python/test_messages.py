@@ -32,7 +32,7 @@ def caller(tools: Endpoint) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def ask(endpoint: Endpoint, content: str = "What is the capital of France?", **more: Any) -> dict[str, Any]:
+def ask(endpoint: Endpoint, content: str = "What is the capital of Japan?", **more: Any) -> dict[str, Any]:
     return {
         "model": endpoint.model,
         "messages": [{"role": "user", "content": content}],
@@ -45,7 +45,7 @@ def test_create(talker: anthropic.Anthropic, text: Endpoint) -> None:
     message = talker.messages.create(**ask(text, system="Be brief."))
     (block,) = message.content
     assert (message.type, message.role, block.type) == ("message", "assistant", "text")
-    assert "Paris" in block.text
+    assert "Tokyo" in block.text
     assert message.stop_reason in {"end_turn", "max_tokens"}
     assert message.usage.input_tokens + message.usage.cache_read_input_tokens > 10
     assert message.usage.output_tokens > 0
@@ -69,15 +69,15 @@ def test_the_events_of_a_stream(talker: anthropic.Anthropic, text: Endpoint) -> 
 
 
 def test_a_stop_sequence(talker: anthropic.Anthropic, text: Endpoint) -> None:
-    message = talker.messages.create(**ask(text, stop_sequences=["Paris"]))
-    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Paris")
-    assert "Paris" not in message.content[0].text
+    message = talker.messages.create(**ask(text, stop_sequences=["Tokyo"]))
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "Tokyo")
+    assert "Tokyo" not in message.content[0].text
 
 
 def test_blocks_and_a_conversation(talker: anthropic.Anthropic, text: Endpoint) -> None:
     messages = [
-        {"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]},
-        {"role": "assistant", "content": [{"type": "text", "text": "Paris."}]},
+        {"role": "user", "content": [{"type": "text", "text": "What is the capital of Japan?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Tokyo."}]},
         {"role": "user", "content": "And what is the name of its river?"},
     ]
     message = talker.messages.create(

@@ -21,8 +21,8 @@ TOOL = {
 }  # fmt: skip
 
 REQUESTS: dict[str, dict[str, Any]] = {
-    "text": {"input": "What is the capital of France?", "instructions": "Be brief.", "metadata": {"a": "b"}},
-    "cut off": {"input": "What is the capital of France?", "max_output_tokens": 2},
+    "text": {"input": "What is the capital of Japan?", "instructions": "Be brief.", "metadata": {"a": "b"}},
+    "cut off": {"input": "What is the capital of Japan?", "max_output_tokens": 2},
     "messages": {
         "input": [
             {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello"}]},
