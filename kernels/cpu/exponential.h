@@ -51,14 +51,14 @@ inline Lanes exp(Lanes x) {
 }
 
 // 2^x within 1e-4 of it (relative), for x up to 160, at less cost: for results that are then rounded to bf16.
-// The polynomial is 2^f's best of its degree for f in [-1/2, 1/2] (Remez).
+// The polynomial is 2^f's best of its degree for f in [0, 1] (Remez): from the number below x on, so that the
+// processor's own rounding serves.
 inline Lanes exp2_coarse(Lanes x) {
-  x = max(broadcast(-160.0f), x);
-  const Lanes whole = round(x), f = x - whole;
-  Lanes p = fma(f, broadcast(0.0551716691f), broadcast(0.242611122f));
-  p = fma(p, f, broadcast(0.693260985f));
-  p = fma(p, f, broadcast(0.999928074f));
-  return scale_by_power_of_two(p, whole);
+  const Lanes f = fraction(x);
+  Lanes p = fma(f, broadcast(0.0780245227f), broadcast(0.226067155f));
+  p = fma(p, f, broadcast(0.695833540f));
+  p = fma(p, f, broadcast(0.999925219f));
+  return scale_by_floor(p, x);
 }
 
 // e^x, as exact as that.

@@ -22,6 +22,8 @@
 //   copy_sign(a, sign)                                |a| with the sign of `sign`
 //   Lanes round(Lanes)                                to nearest, ties to even
 //   Lanes scale_by_power_of_two(Lanes x, Lanes n)     x 2^n for whole n; 0 where that is too small
+//   Lanes fraction(Lanes a)                           a - floor(a); 0 of infinities
+//   Lanes scale_by_floor(Lanes x, Lanes n)            x 2^floor(n); of NaN anything
 //   Lanes select_below(int count, Lanes a, Lanes b)   lane i: a if i < count, else b
 //   float sum(Lanes), highest(Lanes)                  in an order that depends on nothing
 //   bool any_reaches(Lanes a, float bound)            if a lane is at least `bound`

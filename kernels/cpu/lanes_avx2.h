@@ -152,6 +152,13 @@ inline __m256 scale_by_power_of_two(__m256 x, __m256 n) {
 inline Lanes scale_by_power_of_two(Lanes x, Lanes n) {
   return {scale_by_power_of_two(x.low, n.low), scale_by_power_of_two(x.high, n.high)};
 }
+inline Lanes floor(Lanes a) { return {_mm256_floor_ps(a.low), _mm256_floor_ps(a.high)}; }
+// From 2^23 on floats have no fraction.
+inline Lanes fraction(Lanes a) {
+  const Lanes near = min(broadcast(8388608.0f), max(broadcast(-8388608.0f), a));
+  return near - floor(near);
+}
+inline Lanes scale_by_floor(Lanes x, Lanes n) { return scale_by_power_of_two(x, floor(n)); }
 
 inline Lanes select_below(int count, Lanes a, Lanes b) {
   return {_mm256_blendv_ps(b.low, a.low, _mm256_castsi256_ps(below(0, count))),

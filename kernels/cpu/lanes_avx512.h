@@ -91,6 +91,11 @@ inline Lanes round(Lanes a) {
   return {_mm512_roundscale_ps(a.values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 inline Lanes scale_by_power_of_two(Lanes x, Lanes n) { return {_mm512_scalef_ps(x.values, n.values)}; }
+inline Lanes fraction(Lanes a) {
+  return {_mm512_reduce_ps(a.values, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+}
+// The instruction rounds down by itself.
+inline Lanes scale_by_floor(Lanes x, Lanes n) { return scale_by_power_of_two(x, n); }
 
 inline Lanes select_below(int count, Lanes a, Lanes b) {
   return {_mm512_mask_blend_ps(below(count), b.values, a.values)};

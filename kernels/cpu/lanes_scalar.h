@@ -109,6 +109,15 @@ inline Lanes scale_by_power_of_two(Lanes x, Lanes n) {
     return x.values[i] * float_of(uint32_t(half + 127) << 23) * float_of(uint32_t(whole - half + 127) << 23);
   });
 }
+inline Lanes floor(Lanes a) {
+  return each([&](int i) { return std::floor(a.values[i]); });
+}
+// From 2^23 on floats have no fraction.
+inline Lanes fraction(Lanes a) {
+  const Lanes near = min(broadcast(8388608.0f), max(broadcast(-8388608.0f), a));
+  return near - floor(near);
+}
+inline Lanes scale_by_floor(Lanes x, Lanes n) { return scale_by_power_of_two(x, floor(n)); }
 
 inline Lanes select_below(int count, Lanes a, Lanes b) {
   return each([&](int i) { return i < count ? a.values[i] : b.values[i]; });
