@@ -292,8 +292,8 @@ template <typename Element>
 template <Activation activation>
 void DecoderProgram<Element>::gate_and_up(const ts_layer& layer, const Turn& turn) {
   product(layer.gate_up->matrix, gate_up_input_, step_->num_tokens, turn.member,
-          [this](int row, int panel, Lanes gate_up) {
-            store_gated<activation>(inner_.row(row) + panel * (kPanelRows / 2), gate_up);
+          [this](int row, int panel, auto... gate_up) -> void {
+            store_gated<activation>(inner_.row(row) + panel * (kPanelRows / 2), gate_up...);
           });
 }
 

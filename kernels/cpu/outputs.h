@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "lanes.h"
 #include "matrix.h"
@@ -17,6 +18,10 @@ class Meanwhile {
  protected:
   ~Meanwhile() = default;
 };
+
+// Whether an epilogue takes the outputs of two neighbouring panels at a time, too.
+template <typename Epilogue>
+constexpr bool takes_pairs = std::is_invocable_v<Epilogue&, int, int, Lanes, Lanes>;
 
 // A tile's sums, [rows][stride] of 16 outputs, on their way to the epilogue.
 template <typename Epilogue>
@@ -40,9 +45,13 @@ class Outputs final : public Meanwhile {
   void pass_on(int end) {
     for (; rows_.begin < end; ++rows_.begin, sums_ += stride_) {
       const float* outputs = sums_;
-      for (int panel = panels_.begin; panel < panels_.end; ++panel, outputs += kPanelRows) {
-        epilogue_(rows_.begin, panel, load(outputs));
+      int panel = panels_.begin;
+      if constexpr (takes_pairs<Epilogue>) {
+        for (; panel + 2 <= panels_.end; panel += 2, outputs += 2 * kPanelRows)
+          epilogue_(rows_.begin, panel, load(outputs), load(outputs + kPanelRows));
       }
+      for (; panel < panels_.end; ++panel, outputs += kPanelRows)
+        epilogue_(rows_.begin, panel, load(outputs));
     }
   }
 
