@@ -42,8 +42,8 @@ struct AttentionInput {
   float* parts;  // of tasks that are split: AttentionTask::parts
 };
 
-// A thread's own memory, and the work on it. Workers lie side by side, and what one writes all the time must not
-// share a cache line, or a pair of lines that are fetched together, with what its neighbour reads.
+// A thread's own memory, and the work on it. Workers lie side by side, and what one writes all the time must
+// not share a cache line, or a pair of lines that are fetched together, with what its neighbour reads.
 template <typename Element>
 class alignas(128) AttentionWorker {
  public:

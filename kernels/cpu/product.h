@@ -62,15 +62,19 @@ void multiply_segment(const Segment& segment, int columns, const Operand& x, Spa
 //
 //   epilogue(int row, int panel, Lanes outputs)
 //
-// once, with the 16 outputs of the panel, bias added; or, if it takes them, (row, panel, outputs, those of the next
-// panel). Each output is summed over the columns in one and the
-// same order, whatever rows and panels are asked for. Weights of the panels are read once, in order (more
-// often only if there are more rows than fit the caches together with a panel).
+// once, with the 16 outputs of the panel, bias added; or, if it takes them,
+//
+//   epilogue(int row, int panel, Lanes outputs, Lanes outputs of the next panel)
+//
+// for two at a time. Each output is summed over the columns in one and the same order, whatever rows and panels
+// are asked for. Weights of the panels are read once, in order (more often only if there are more rows than fit
+// the caches together with a panel).
 template <typename Epilogue>
 void multiply(const Matrix& matrix, const Operand& x, Span rows, Span panels, ProductScratch& scratch,
               Epilogue&& epilogue) {
   const float* bias = matrix.bias.empty() ? nullptr : matrix.bias.data();
-  const auto with_bias = [&](int row, int panel, auto... outputs) -> decltype(epilogue(row, panel, outputs...)) {
+  const auto with_bias = [&](int row, int panel,
+                             auto... outputs) -> decltype(epilogue(row, panel, outputs...)) {
     if (bias) {
       const float* own = bias + size_t(panel) * kPanelRows;
       ((outputs = outputs + load(own), own += kPanelRows), ...);
