@@ -46,6 +46,9 @@ class PagedRunner:
         """Per step and sequence: request id, tokens computed, whether it sampled."""
         self.num_drafts = self.num_kept_drafts = 0
 
+    def populate_kv_cache(self, first_block: int, end_block: int) -> None:
+        assert 0 <= first_block < end_block
+
     def execute(self, batch: StepBatch) -> list[SequenceOutput]:
         assert batch.sequences
         self.batches.append([(s.request_id, len(s.token_ids), s.samples) for s in batch.sequences])

@@ -41,7 +41,7 @@ class Controls:
         self.adapters = LoadedAdapters(thread, runner)
         self._thread = thread
         self._runner = runner
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._is_sleeping = False  # at level 0, too, where nothing but the scheduling stops
         self._released: set[str] = set()  # of "weights" and "kv_cache"
         self._memory_lock = trio.Lock()
@@ -130,7 +130,7 @@ class Controls:
             if "weights" in wanted:
                 await self._bring_back("weights", self._runner.load_weights)
             if "kv_cache" in wanted:
-                await self._bring_back("kv_cache", self._runner.allocate_kv_cache, self._num_blocks)
+                await self._bring_back("kv_cache", self._runner.allocate_kv_cache, self.num_blocks)
             if not self._released:
                 await self._resume()
 

@@ -70,6 +70,10 @@ log = logging.getLogger(__name__)
 
 _GOODBYE_TIMEOUT = 1.0
 """Seconds to deliver a Fatal to a client that may not be reading."""
+_POPULATED_BYTES = 2**30
+"""Of the KV cache, at most, before it is used."""
+_PORTION_BYTES = 8 * 2**20
+"""Of these at a time: a step that waits for them waits for some milliseconds."""
 
 
 async def serve_core(stream: MessageStream, on_ready: Callable[[], None] = lambda: None) -> bool:
@@ -205,8 +209,19 @@ class _Connection:
     async def serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_steps)
+            nursery.start_soon(self._populate_kv_cache)
             await self._read_messages(nursery)
             nursery.cancel_scope.cancel()
+
+    async def _populate_kv_cache(self) -> None:
+        """Half of it, a little at a time, in the thread that computes: between two steps, if there are some.
+        Where the system has to bring memory first, as on a virtual machine that had given it back, steps that
+        were the first to touch a block took a quarter longer."""
+        block_bytes = self._runner.bytes_per_block
+        end = min(self._controls.num_blocks // 2, _POPULATED_BYTES // block_bytes)
+        portion = max(1, _PORTION_BYTES // block_bytes)
+        for first in range(0, end, portion):
+            await self._thread.run(self._runner.populate_kv_cache, first, min(first + portion, end))
 
     async def _read_messages(self, nursery: trio.Nursery) -> None:
         """Apply each message as it comes, also while a step runs; ends with the stream."""

@@ -51,7 +51,8 @@ class StepThread:
     """
 
     def __init__(self) -> None:
-        # Bound: the step loop has one job at a time, and a control that runs between steps one.
+        # Bound: one job each of the step loop, of a control that runs between steps, and, once the model is
+        # there, of what prepares its cache.
         self._jobs: queue.SimpleQueue[Job[object] | None] = queue.SimpleQueue()
         self._token = trio.lowlevel.current_trio_token()
 

@@ -64,6 +64,10 @@ class Executor(Protocol):
         """Reserve the cache, all zeros; memory is used as blocks are first written."""
         ...
 
+    def populate_kv_cache(self, first_block: int, end_block: int) -> None:
+        """Use memory for these blocks now. Where it cannot be done, nothing is."""
+        ...
+
     def free_kv_cache(self) -> None:
         """No step can run until it is allocated anew."""
         ...

@@ -118,6 +118,10 @@ class ModelRunner:
         """Reserve the cache, all zeros; memory is used as blocks are first written."""
         self._executor.allocate_kv_cache(num_blocks)
 
+    def populate_kv_cache(self, first_block: int, end_block: int) -> None:
+        """Use memory for these blocks now, if there is a cache."""
+        self._executor.populate_kv_cache(first_block, end_block)
+
     def free_kv_cache(self) -> None:
         """Give its memory back to the system; no step can run until it is allocated anew."""
         self._executor.free_kv_cache()

@@ -14,7 +14,7 @@ from trioserve.worker.executor import Highest
 from trioserve.worker.kv_layout import KVCacheLayout
 from trioserve.worker.layer_groups import LayerGroups, group_layers
 from trioserve.worker.native_batch import NativeBatches
-from trioserve.worker.native_buffers import Buffer, mapped_zeros
+from trioserve.worker.native_buffers import Buffer, mapped_zeros, populate
 from trioserve.worker.native_program import decoder_shape, make_decoder
 from trioserve.worker.native_weights import load_native_weights
 from trioserve_kernels.native import Decoder, ThreadPool
@@ -68,6 +68,10 @@ class NativeExecutor:
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._cache = mapped_zeros(num_blocks * self.bytes_per_block)
         self._attach_cache()
+
+    def populate_kv_cache(self, first_block: int, end_block: int) -> None:
+        if self._cache is not None:
+            populate(self._cache[first_block * self.bytes_per_block : end_block * self.bytes_per_block])
 
     def free_kv_cache(self) -> None:
         self._cache = None

@@ -68,6 +68,9 @@ class TorchExecutor:
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._kv_caches = self._attention.allocate(num_blocks)
 
+    def populate_kv_cache(self, first_block: int, end_block: int) -> None:
+        """Left to the first use: blocks are in as many pieces as there are layers."""
+
     def free_kv_cache(self) -> None:
         self._kv_caches = []
 
