@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 PRECISIONS = ("bf16", "int8", "4bit")
 SERVERS = ("trioserve", "vLLM", "llama.cpp")
+_REST = 3.0
+"""Seconds, for what a server still does when it says that it is ready."""
 
 
 def main() -> None:
@@ -107,6 +109,7 @@ def measure(peer: Peer, loads: Sequence[str], round_number: int) -> dict[str, An
     """One start of the server, with every load."""
     began = beginning(round_number)
     with running(peer) as server:
+        time.sleep(_REST)
         warm_up(server.target)
         # Every start has prompts of its own: a server may keep caches, and files may be added to.
         seed = time.time_ns()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import subprocess
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,28 @@ def test_one_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, name: str, pro
         load_processors([name], CONTEXT)
     assert caught.value.field == "logits_processors"
     assert name in str(caught.value)
+
+
+PLAIN = """
+import sys
+from trioserve.worker.logits_processors import ProcessorContext, load_processors
+
+class Plain:
+    def __init__(self, context): pass
+    def validate_params(params): pass
+    def is_argmax_invariant(self): return True
+    def apply(self, logits, rows): return logits
+
+context = ProcessorContext(vocab_size=20, max_num_seqs=4, max_model_len=64, eos_token_ids=(2,))
+for names in [], ["__main__:Plain"]:
+    load_processors(names, context)
+    print("torch" in sys.modules)
+"""
+
+
+def test_torch_is_brought_where_they_are_loaded_and_not_by_the_first_step() -> None:
+    done = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_what_a_processor_sees() -> None:

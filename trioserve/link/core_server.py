@@ -47,6 +47,7 @@ from trioserve.link.messages import (
     Utility,
     UtilityResult,
 )
+from trioserve.link.populating import CachePopulation
 from trioserve.link.step_parts import split_step
 from trioserve.link.step_thread import StepThread
 from trioserve.link.watchdog import SLICES
@@ -70,10 +71,6 @@ log = logging.getLogger(__name__)
 
 _GOODBYE_TIMEOUT = 1.0
 """Seconds to deliver a Fatal to a client that may not be reading."""
-_POPULATED_BYTES = 2**30
-"""Of the KV cache, at most, before it is used."""
-_PORTION_BYTES = 8 * 2**20
-"""Of these at a time: a step that waits for them waits for some milliseconds."""
 
 
 async def serve_core(stream: MessageStream, on_ready: Callable[[], None] = lambda: None) -> bool:
@@ -200,6 +197,7 @@ class _Connection:
         self._grammars = grammars
         self._controls = controls
         self._wake_steps = trio.Event()
+        self._population = CachePopulation(thread, runner, controls.num_blocks)
         # Sequences that wait for their grammar; each has a task, which its scope ends.
         self._waiting_for_grammar = controls.on_their_way
         self._num_tokens_waiting: dict[int, int] = {}  # in their prompts
@@ -209,19 +207,8 @@ class _Connection:
     async def serve(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_steps)
-            nursery.start_soon(self._populate_kv_cache)
             await self._read_messages(nursery)
             nursery.cancel_scope.cancel()
-
-    async def _populate_kv_cache(self) -> None:
-        """Half of it, a little at a time, in the thread that computes: between two steps, if there are some.
-        Where the system has to bring memory first, as on a virtual machine that had given it back, steps that
-        were the first to touch a block took a quarter longer."""
-        block_bytes = self._runner.bytes_per_block
-        end = min(self._controls.num_blocks // 2, _POPULATED_BYTES // block_bytes)
-        portion = max(1, _PORTION_BYTES // block_bytes)
-        for first in range(0, end, portion):
-            await self._thread.run(self._runner.populate_kv_cache, first, min(first + portion, end))
 
     async def _read_messages(self, nursery: trio.Nursery) -> None:
         """Apply each message as it comes, also while a step runs; ends with the stream."""
@@ -332,7 +319,7 @@ class _Connection:
             if plan is None:
                 self._send_result()
                 self._controls.between_steps.notify()  # requests that came too late have ended
-                await self._wake_steps.wait()
+                await self._population.go_on_until(self._wake_steps)
                 continue
             job = self._thread.start(self._core.execute, plan)
             # While it runs: report the step before, and decide what can be decided of the next.

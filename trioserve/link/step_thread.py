@@ -51,8 +51,7 @@ class StepThread:
     """
 
     def __init__(self) -> None:
-        # Bound: one job each of the step loop, of a control that runs between steps, and, once the model is
-        # there, of what prepares its cache.
+        # Bound: the step loop has one job at a time, and a control that runs between steps one.
         self._jobs: queue.SimpleQueue[Job[object] | None] = queue.SimpleQueue()
         self._token = trio.lowlevel.current_trio_token()
 

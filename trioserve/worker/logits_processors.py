@@ -117,6 +117,9 @@ def load_processors(names: Sequence[str], context: ProcessorContext) -> list[Log
             raise _wrong(name, f"cannot be loaded: {error!r}") from error
         _check_shape(name, loaded)
         classes.setdefault(loaded, name)
+    if classes:
+        # Few servers have any, and it takes seconds: not at the top, and not within the first step.
+        import torch  # noqa: F401, PLC0415
     return [_make(name, processor, context) for processor, name in classes.items()]
 
 
@@ -162,7 +165,7 @@ def apply_processors(
     Raises:
       TypeError: a processor returned something else than such logits.
     """
-    import torch  # noqa: PLC0415 - few servers have custom processors, and it takes seconds
+    import torch  # noqa: PLC0415 - it is there
 
     all_greedy = all(row.params.is_greedy for row in rows)
     views = [_view(row) for row in rows]
