@@ -71,7 +71,13 @@ CASES = [
         model="qwen2.5-coder-0.5b",
         texts=[*_TEXTS[:2], _TEXTS[6]],
         length=16,
-        room={"max_model_len": 64, "kv_cache_memory": "2MiB", "max_num_batched_tokens": 9},
+        # As much as there is beside decodes, or the first would have ended before the last needs its room.
+        room={
+            "max_model_len": 64,
+            "kv_cache_memory": "2MiB",
+            "max_num_batched_tokens": 9,
+            "prefill_beside_decodes": 9,
+        },
     ),
 ]
 ALONE = 2
