@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -284,21 +283,6 @@ def test_a_changed_gguf_file_is_converted_again(tmp_path: Path) -> None:
     second = resolve(path)
     assert first.directory != second.directory
     assert (first.vocab_size, second.vocab_size) == (300, 320)
-
-
-def test_what_earlier_versions_made_of_the_file_is_removed(tmp_path: Path, cache: Path) -> None:
-    path = GgufFile().write(tmp_path / "tiny.gguf")
-    folder, digest = cache / "converted", hashlib.sha256(path.read_bytes()).hexdigest()
-    outdated = [f"{digest}-{dtype}-v{number}" for dtype in ("bfloat16", "float32") for number in (1, 2)]
-    others = [f"{digest}-float16-v1", f"{digest}-v4", f"{digest[::-1]}-float32-v2", f"x{outdated[0]}"]
-    for name in (*outdated[1:], *others):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "model.safetensors").write_text("weights")
-    (tmp_path / "elsewhere").mkdir()
-    (folder / outdated[0]).symlink_to(tmp_path / "elsewhere")
-    found = resolve(path)
-    names = {child.name for child in folder.iterdir()}
-    assert names == {Path(found.directory).name, outdated[0], *others}
 
 
 def test_a_failed_conversion_leaves_nothing_and_says_why(tmp_path: Path, cache: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["cache_root", "discard_directory", "publish_directory", "publish_text"]
+__all__ = ["cache_root", "publish_directory", "publish_text"]
 
 _PARTIAL = ".partial-"
 _LEFTOVER_AGE = 24 * 3600.0
@@ -48,16 +48,6 @@ def publish_directory(target: Path) -> Iterator[Path]:
             _rename(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def discard_directory(target: Path) -> None:
-    """Take a directory out of the cache, if it is there: nobody finds it half removed. Links stay."""
-    if target.is_symlink() or not target.is_dir():
-        return
-    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=target.parent))
-    with contextlib.suppress(OSError):  # another process may be at it, too
-        os.replace(target, partial)
-    shutil.rmtree(partial, ignore_errors=True)
 
 
 def publish_text(target: Path, text: str) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trioserve.model_sources.cache import cache_root, discard_directory, publish_directory
+from trioserve.model_sources.cache import cache_root, publish_directory
 from trioserve.model_sources.digests import file_digest
 from trioserve.model_sources.directories import read_json
 from trioserve.model_sources.gguf_architectures import architecture_of
@@ -26,9 +26,6 @@ __all__ = ["convert_gguf"]
 _FORMAT = 3
 """Counts up when the same file would be converted into something else."""
 
-_OUTDATED = [f"{{}}-{dtype}-v{number}" for dtype in ("bfloat16", "float32") for number in (1, 2)]
-"""What earlier formats made of a file with a digest; nothing reads it any more."""
-
 
 def convert_gguf(path: Path, progress: Progress) -> Path:
     """A Hugging Face directory with the file's model, from the cache if it is there. Quantized matrices stay
@@ -38,8 +35,7 @@ def convert_gguf(path: Path, progress: Progress) -> Path:
       ModelSourceError: the file cannot be read, or the conversion failed.
       ModelNotSupportedError: the file's architecture, vocabulary or quantization is not supported.
     """
-    folder, digest = cache_root() / "converted", file_digest(path, progress)
-    target = folder / f"{digest}-v{_FORMAT}"
+    target = cache_root() / "converted" / f"{file_digest(path, progress)}-v{_FORMAT}"
     if target.is_dir():
         return target
     architecture = architecture_of(read_header(path), where=str(path))
@@ -47,8 +43,6 @@ def convert_gguf(path: Path, progress: Progress) -> Path:
     progress.note(f"Converting {path.name}, once.")
     with publish_directory(target) as partial:
         call_helper("trioserve.model_sources.convert_gguf", {"source": str(path), "target": str(partial)})
-    for name in _OUTDATED:
-        discard_directory(folder / name.format(digest))
     if rounded := rounded_types(read_json(target / "config.json")):
         progress.note(
             f"The matrices that it has in {', '.join(rounded)} were rounded to bfloat16. Served as they are: "
