@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import mmap
 import re
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from trioserve.memory_advice import COLLAPSE, HUGE_PAGES, advise
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +19,6 @@ _HUGE_PAGE = 2 * 2**20
 _LARGEST = 256 * 2**20
 """Of the mappings that are looked at: larger ones are weights and caches, which ask for huge pages
 themselves."""
-_MADV_COLLAPSE = 25  # Linux 6.1
 _MAPPING = re.compile(
     r"^([0-9a-f]+)-([0-9a-f]+) rw-p [0-9a-f]+ [0-9a-f:]+ 0 .*\n(?:(?!Rss).*\n)*Rss: +(\d+) kB", re.MULTILINE
 )
@@ -43,17 +41,10 @@ def gather_in_huge_pages() -> int:
     through tables. It is a wish: without huge pages all is as right, only slower. Mappings that are more
     than half empty, as stacks are, would grow, and are left alone.
     """
-    if not sys.platform.startswith("linux"):
-        return 0
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     num_bytes = 0
     for start, end in _dense_mappings():
-        madvise(start, end - start, mmap.MADV_HUGEPAGE)  # for what it grows by
-        whole = -(-start // _HUGE_PAGE) * _HUGE_PAGE
-        size = end // _HUGE_PAGE * _HUGE_PAGE - whole
-        madvise(whole, size, _MADV_COLLAPSE)
-        num_bytes += size
+        advise(start, end, HUGE_PAGES)  # for what it grows by
+        num_bytes += advise(start, end, COLLAPSE, alignment=_HUGE_PAGE)
     return num_bytes
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from trioserve.memory_advice import POPULATE, advise
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
 __all__ = ["Buffer", "mapped_zeros", "populate"]
-
-_MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
 def mapped_zeros(size: int) -> np.ndarray:
@@ -31,14 +29,9 @@ def mapped_zeros(size: int) -> np.ndarray:
 def populate(memory: np.ndarray) -> None:
     """Have the system give the pages of a part of `mapped_zeros` now, not as they are first touched.
 
-    What they hold stays as it is. A wish: old systems do not know it. Blocks, without the GIL."""
-    if not sys.platform.startswith("linux"):
-        return
-    begin, end = memory.ctypes.data, memory.ctypes.data + memory.nbytes
-    whole = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    madvise(whole, max(0, end - whole), _MADV_POPULATE_WRITE)
+    What they hold stays as it is. Blocks, without the GIL."""
+    start = memory.ctypes.data
+    advise(start, start + memory.nbytes, POPULATE)
 
 
 class Buffer:
