@@ -27,6 +27,7 @@ from trioserve_kernels.native import TIERS, Phase, ThreadPool, available_tiers, 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 BLOCK_SIZE = 16
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 PROMPTS = (128, 512, 1024, 2048)
