@@ -52,11 +52,16 @@ if TYPE_CHECKING:
     from trioserve.lora_request import LoRARequest as LoRARequest
     from trioserve.outputs import BeamSearchOutput as BeamSearchOutput
     from trioserve.outputs import BeamSearchSequence as BeamSearchSequence
+    from trioserve.outputs import ClassificationRequestOutput as ClassificationRequestOutput
     from trioserve.outputs import CompletionOutput as CompletionOutput
+    from trioserve.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
     from trioserve.outputs import FinishReason as FinishReason
     from trioserve.outputs import FlatLogprobs as FlatLogprobs
     from trioserve.outputs import Logprob as Logprob
+    from trioserve.outputs import PoolingRequestOutput as PoolingRequestOutput
     from trioserve.outputs import RequestOutput as RequestOutput
+    from trioserve.outputs import ScoringRequestOutput as ScoringRequestOutput
+    from trioserve.pooling_params import PoolingParams as PoolingParams
     from trioserve.sampling_params import RepetitionDetection as RepetitionDetection
     from trioserve.sampling_params import RequestOutputKind as RequestOutputKind
     from trioserve.sampling_params import SamplingParams as SamplingParams
@@ -95,12 +100,17 @@ _HOMES = {
     "trioserve.outputs": (
         "BeamSearchOutput",
         "BeamSearchSequence",
+        "ClassificationRequestOutput",
         "CompletionOutput",
+        "EmbeddingRequestOutput",
         "FinishReason",
         "FlatLogprobs",
         "Logprob",
+        "PoolingRequestOutput",
         "RequestOutput",
+        "ScoringRequestOutput",
     ),
+    "trioserve.pooling_params": ("PoolingParams",),
     "trioserve.sampling_params": (
         "RepetitionDetection",
         "RequestOutputKind",

@@ -37,6 +37,7 @@ from trioserve.config import (
     LoRAConfig,
     LoRAModule,
     ModelConfig,
+    PoolerConfig,
     Quantization,
     ReasoningConfig,
     SchedulerConfig,
@@ -45,6 +46,7 @@ from trioserve.config import (
     SupervisionConfig,
 )
 from trioserve.reasoning import REASONING_PARSERS
+from trioserve.tasks import Convert, Runner
 
 __all__ = ["DEFAULT_MODEL", "RETIRED", "EngineArgs", "drop_retired"]
 
@@ -120,6 +122,21 @@ class EngineArgs:
     )
     tokenizer: str | None = arg(
         "directory or hub id of another tokenizer", text("tokenizer", optional=True), default=None
+    )
+    runner: str = arg(
+        "auto (what the model was made for), generate or pooling",
+        choice("runner", ("auto", *get_args(Runner))),
+        default="auto",
+    )
+    convert: str = arg(
+        "make a model for generation into one for embed or classify; auto: as its files say",
+        choice("convert", get_args(Convert)),
+        default="auto",
+    )
+    pooler_config: PoolerConfig = arg(
+        "how hidden states become results, over the model's own way: JSON or by --pooler-config.KEY",
+        nested("pooler_config", PoolerConfig),
+        factory=PoolerConfig,
     )
     revision: str | None = arg(
         "branch, tag or commit of a hub model", text("revision", optional=True), default=None
@@ -309,6 +326,9 @@ class EngineArgs:
                 max_model_len=self.max_model_len,
                 seed=self.seed,
                 generation=self.override_generation_config,
+                runner=self.runner,  # type: ignore[arg-type]  # its converter lets only these through
+                convert=self.convert,  # type: ignore[arg-type]  # likewise
+                pooler=self.pooler_config,
             ),
             cache=CacheConfig(
                 block_size=self.block_size,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
+from trioserve.tasks import Convert, Runner, Task
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,6 +27,9 @@ __all__ = [
     "LoRAModule",
     "LogConfig",
     "ModelConfig",
+    "Pooler",
+    "PoolerConfig",
+    "PoolingType",
     "Quantization",
     "ReasoningConfig",
     "ResolvedModel",
@@ -36,6 +41,8 @@ __all__ = [
 
 DType = Literal["bfloat16", "float32"]
 Quantization = Literal["auto", "none", "int8", "int4"]
+PoolingType = Literal["mean", "cls", "last", "all"]
+"""Of which tokens' hidden states a result is made: mean of all, the first, the last; all: each by itself."""
 CPUKernels = Literal["auto", "torch", "scalar", "avx2", "avx512", "avx512_bf16", "amx"]
 
 
@@ -90,6 +97,22 @@ class LogConfig:
 
 
 @attrs.frozen(kw_only=True)
+class PoolerConfig:
+    """How hidden states become results, over what the model's files say; None: as they say."""
+
+    pooling_type: PoolingType | None = None
+    use_activation: bool | None = None
+    """Normalize embeddings, make probabilities of classes; what a request says comes first."""
+    dimensions: tuple[int, ...] | None = None
+    """Sizes to which embeddings may be cut (matryoshka); empty: any."""
+    enable_chunked_processing: bool = False
+    """Texts that are too long are embedded in pieces, and the average by tokens is the result; else they are
+    refused."""
+    max_embed_len: int | None = attrs.field(default=None, validator=attrs.validators.optional(_at_least(1)))
+    """Tokens of a text that is embedded in pieces, at most; None: no limit."""
+
+
+@attrs.frozen(kw_only=True)
 class ModelConfig:
     """Which model, and how it is to be run."""
 
@@ -109,6 +132,10 @@ class ModelConfig:
     seed: int
     generation: GenerationDefaults
     """What the user overrides."""
+    runner: Literal["auto"] | Runner = "auto"
+    """auto: what the model was made for."""
+    convert: Convert = "auto"
+    pooler: PoolerConfig = PoolerConfig()
 
 
 @attrs.frozen(kw_only=True)
@@ -270,6 +297,25 @@ class EngineConfig:
 
 
 @attrs.frozen(kw_only=True)
+class Pooler:
+    """How a model's hidden states become results."""
+
+    pooling_type: PoolingType
+    normalizes: bool = True
+    """Embeddings get length 1."""
+    hidden_size: int
+    """Of an embedding that is not cut."""
+    dimensions: tuple[int, ...] | None = None
+    """Sizes to which embeddings may be cut; None: they may not be; empty: any below hidden_size."""
+    labels: tuple[str, ...] = ()
+    """Of classes, by their number; empty where there are none."""
+    prompts: dict[str, str] = attrs.field(factory=dict)
+    """Name -> text that goes before texts of that kind (query, document, ...)."""
+    default_prompt: str | None = None
+    """The name of the one that goes before texts where none is named."""
+
+
+@attrs.frozen(kw_only=True)
 class ResolvedModel:
     """A model that lies on this machine in Hugging Face layout and can be served."""
 
@@ -295,6 +341,11 @@ class ResolvedModel:
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
     """The model's own, overridden by the user's."""
+    runner: Runner = "generate"
+    tasks: tuple[Task, ...] = ("generate",)
+    """What it can be asked for, the most usual first."""
+    pooler: Pooler | None = None
+    """None where nothing is pooled."""
 
     @property
     def serves_blocks(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import overload
+from typing import Generic, TypeVar, overload
 
 import attrs
 
@@ -13,12 +13,21 @@ __all__ = [
     "REPETITION_DETECTED",
     "BeamSearchOutput",
     "BeamSearchSequence",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "FinishReason",
     "FlatLogprobs",
     "Logprob",
+    "PooledRequestOutput",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "RequestMetrics",
     "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "TokenLogprobs",
 ]
 
@@ -198,3 +207,75 @@ class BeamSearchOutput:
     prompt_token_ids: Sequence[int]
     sequences: Sequence[BeamSearchSequence]
     """The best first; at most `beam_width`."""
+
+
+@attrs.frozen(eq=False)
+class PoolingOutput:
+    """What was pooled of one text."""
+
+    data: array[float]
+    """float32: [num_values], or [num_tokens, num_values] row by row for the tasks token_...."""
+    num_rows: int | None = None
+    """num_tokens; None where there is one result for the whole text."""
+
+    @property
+    def num_values(self) -> int:
+        """Of a row."""
+        return len(self.data) if self.num_rows is None else len(self.data) // max(self.num_rows, 1)
+
+    def tolist(self) -> list[float] | list[list[float]]:
+        """A list of numbers, or of one list per token."""
+        if self.num_rows is None:
+            return self.data.tolist()
+        width = self.num_values
+        return [self.data[row * width : (row + 1) * width].tolist() for row in range(self.num_rows)]
+
+
+@attrs.frozen(eq=False)
+class EmbeddingOutput:
+    """A text as a vector."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@attrs.frozen(eq=False)
+class ClassificationOutput:
+    """How likely each label is; or its raw value, without the activation."""
+
+    probs: list[float]
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+
+@attrs.frozen(eq=False)
+class ScoringOutput:
+    """How well two texts fit."""
+
+    score: float
+
+
+Pooled = TypeVar("Pooled")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class PooledRequestOutput(Generic[Pooled]):
+    """The result of a request for pooling."""
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: Sequence[int]
+    """Of a pair of texts, both."""
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+PoolingRequestOutput = PooledRequestOutput[PoolingOutput]
+EmbeddingRequestOutput = PooledRequestOutput[EmbeddingOutput]
+ClassificationRequestOutput = PooledRequestOutput[ClassificationOutput]
+ScoringRequestOutput = PooledRequestOutput[ScoringOutput]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,6 +20,7 @@ __all__ = [
     "integer",
     "non_empty_strings",
     "number",
+    "one_of",
     "one_of_class",
     "optional",
     "plain",
@@ -62,6 +63,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(value)
     return int(value) if isinstance(value, int) else value
+
+
+def one_of(allowed: Sequence[str]) -> Check:
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in allowed:
+            raise reject(attribute, value, f"one of {', '.join(allowed)}")
+
+    return Check(validate, {"enum": list(allowed)})
 
 
 def one_of_class(kind: type) -> Callable[..., None]:
