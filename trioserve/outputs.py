@@ -275,7 +275,21 @@ class PooledRequestOutput(Generic[Pooled]):
     finished: bool = True
 
 
-PoolingRequestOutput = PooledRequestOutput[PoolingOutput]
-EmbeddingRequestOutput = PooledRequestOutput[EmbeddingOutput]
-ClassificationRequestOutput = PooledRequestOutput[ClassificationOutput]
-ScoringRequestOutput = PooledRequestOutput[ScoringOutput]
+@attrs.frozen(kw_only=True, eq=False)
+class PoolingRequestOutput(PooledRequestOutput[PoolingOutput]):
+    """Of `encode`."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class EmbeddingRequestOutput(PooledRequestOutput[EmbeddingOutput]):
+    """Of `embed`."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ClassificationRequestOutput(PooledRequestOutput[ClassificationOutput]):
+    """Of `classify`."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class ScoringRequestOutput(PooledRequestOutput[ScoringOutput]):
+    """Of `score`."""
