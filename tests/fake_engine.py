@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from trioserve.config import ResolvedModel
     from trioserve.outputs import FinishReason
     from trioserve.worker.batch import LogprobRow
 
@@ -77,6 +78,9 @@ class FakeEngineClient:
 
     def add_again(self, request: Add) -> None:
         self.add(request)
+
+    async def wait_room(self) -> None:
+        await trio.lowlevel.checkpoint()
 
     def abort(self, request_ids: list[int]) -> None:
         self.aborted += request_ids
@@ -184,13 +188,14 @@ async def open_fake_llm(
     *,
     strict: bool = True,
     open_core: Callable[..., AbstractAsyncContextManager[FakeEngineClient]] | None = None,
+    model: ResolvedModel | None = None,
     **engine_args: Any,
 ) -> AsyncIterator[FakeEngine]:
     """A real AsyncLLM over a fake engine core and a tokenizer of bytes. Strict: every scope has ended.
-    `open_core`: where its cores come from, if not from here."""
+    `open_core`: where its cores come from, if not from here. `model`: with the tokenizer in `directory`."""
     save_byte_tokenizer(directory)
     client = FakeEngineClient()
-    model = byte_model(str(directory), context_length=128)
+    model = model or byte_model(str(directory), context_length=128)
 
     @asynccontextmanager
     async def open_client(*_: object) -> AsyncIterator[FakeEngineClient]:

@@ -30,6 +30,7 @@ def make_request(prompt: Iterable[int], *, request_id: int = 0, **fields: object
         "cache_salt": None,
         "lora": None,
         "multimodal_keys": (),
+        "audio": None,
         "arrival": 0,
         "eos_token_ids": frozenset(),
         "stop_token_ids": frozenset(),

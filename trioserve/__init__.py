@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from trioserve.errors import OverloadedError as OverloadedError
     from trioserve.errors import PromptTooLongError as PromptTooLongError
     from trioserve.errors import TrioserveError as TrioserveError
+    from trioserve.frontend.prompts import AudioPrompt as AudioPrompt
     from trioserve.frontend.prompts import TextPrompt as TextPrompt
     from trioserve.frontend.prompts import TokensPrompt as TokensPrompt
     from trioserve.frontend.request_stream import RequestStream as RequestStream
@@ -89,6 +90,7 @@ _HOMES = {
         "TrioserveError",
     ),
     "trioserve.frontend.prompts": (
+        "AudioPrompt",
         "TextPrompt",
         "TokensPrompt",
     ),

@@ -50,6 +50,7 @@ def to_request(new: CoreRequest, limits: RequestLimits, *, arrival: int) -> Requ
         cache_salt=new.cache_salt,
         lora=new.lora,
         multimodal_keys=new.multimodal_keys,
+        audio=new.audio,
         arrival=arrival,
         eos_token_ids=eos_token_ids,
         stop_token_ids=eos_token_ids.union(new.params.stop_token_ids),

@@ -83,4 +83,5 @@ def launch_sequence(request: Request, share: Share, drafts: Sequence[int]) -> Sc
         prompt_logprobs_start=request.prompt_logprobs_start,
         grammar=request.grammar,
         lora=request.lora,
+        audio=request.audio,
     )

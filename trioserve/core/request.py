@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from trioserve.audio_input import AudioInput
 from trioserve.core.drafting import Drafter
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import SamplingParams
@@ -52,6 +53,8 @@ class CoreRequest:
     """The key of its adapter, which no other adapter ever has, not even a newer one of the same name."""
     multimodal_keys: Sequence[MultimodalKey] = ()
     """Sorted by position."""
+    audio: AudioInput | None = None
+    """What a speech model hears; `multimodal_keys` keeps its blocks apart from those of other audio."""
 
 
 class RequestStatus(enum.Enum):
@@ -101,6 +104,7 @@ class Request:
     cache_salt: str | None
     lora: str | None
     multimodal_keys: Sequence[MultimodalKey]
+    audio: AudioInput | None
     arrival: int
     """Counts up in the order in which requests were added."""
     eos_token_ids: frozenset[int]

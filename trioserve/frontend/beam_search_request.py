@@ -65,6 +65,8 @@ async def _search(
     eos_token_ids: Sequence[int],
 ) -> BeamSearchOutput:
     tokenized = await requests.inputs.tokenize(prompt)
+    if tokenized.audio is not None:
+        raise InvalidRequestError("Beam search takes text, and the prompt is audio.", parameter="prompt")
     requests.inputs.check_room(params.max_tokens, len(tokenized.token_ids))
     requests.admission.check_tokens(len(tokenized.token_ids))
     search = BeamSearch(tokenized.token_ids, params, eos_token_ids)

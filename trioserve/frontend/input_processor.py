@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
 import trio
 
+from trioserve.audio_input import AudioInput
 from trioserve.errors import InvalidRequestError, PromptTooLongError
 from trioserve.frontend.adapters import Adapter
 from trioserve.frontend.constraints import ConstraintsMaker
-from trioserve.frontend.prompts import TextPrompt, parse_prompt
+from trioserve.frontend.prompts import AudioPrompt, TextPrompt, parse_prompt
 from trioserve.reasoning import find_reasoning_format
 from trioserve.text import is_unicode
 from trioserve.validators import shown
@@ -75,6 +77,7 @@ class TokenizedPrompt:
     text: str | None
     token_ids: Sequence[int]
     cache_salt: str | None = None
+    audio: AudioInput | None = None
 
 
 class InputProcessor:
@@ -82,6 +85,7 @@ class InputProcessor:
 
     def __init__(self, config: EngineConfig, model: ResolvedModel, tokenizer: Tokenizer) -> None:
         self._model = model
+        self._hears = "transcription" in model.tasks
         self._tokenizer = tokenizer
         self._constraints = ConstraintsMaker(
             tokenizer,
@@ -99,15 +103,32 @@ class InputProcessor:
           TypeError: it is no form of prompt.
           InvalidRequestError: it is empty, or longer than the model's context.
         """
-        tokenized = await self.tokenize_part(prompt)
+        if isinstance(prompt, AudioPrompt):
+            tokenized = await self._take_audio(prompt)
+        else:
+            tokenized = await self.tokenize_part(prompt)
         self.check_length(len(tokenized.token_ids))
         return tokenized
+
+    async def _take_audio(self, prompt: AudioPrompt) -> TokenizedPrompt:
+        parsed = parse_prompt(prompt)
+        assert isinstance(parsed, AudioPrompt)
+        if not self._hears:
+            raise InvalidRequestError("This model takes text, and the prompt is audio.", parameter="prompt")
+        self._check_vocabulary(parsed.token_ids)
+        digest = await trio.to_thread.run_sync(_digest, parsed.samples, limiter=self._tokenizing)
+        audio = AudioInput(digest=digest, samples=parsed.samples)
+        return TokenizedPrompt(None, parsed.token_ids, parsed.cache_salt, audio)
 
     async def tokenize_part(self, prompt: PromptType, *, is_first: bool = True) -> TokenizedPrompt:
         """As `tokenize`, of a piece of a prompt: it may be empty, and only the first gets special tokens."""
         if isinstance(prompt, list) and len(prompt) >= self._model.max_model_len:
             self.check_length(len(prompt))  # before a look at each of what may be millions of token ids
         parsed = parse_prompt(prompt)
+        if self._hears or isinstance(parsed, AudioPrompt):
+            raise InvalidRequestError(
+                "A speech model takes audio, whole: give an AudioPrompt, and no pieces.", parameter="prompt"
+            )
         if isinstance(parsed, TextPrompt):
             if not is_first:
                 parsed = attrs.evolve(parsed, add_special_tokens=False)
@@ -248,3 +269,8 @@ class InputProcessor:
                     f"{field} must name token ids below {self._model.vocab_size}, got {shown(highest)}.",
                     parameter=field,
                 )
+
+
+def _digest(samples: bytes) -> str:
+    """A millisecond or two, without the GIL."""
+    return hashlib.sha256(samples).hexdigest()

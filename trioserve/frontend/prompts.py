@@ -7,10 +7,13 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from trioserve.audio_input import MAX_AUDIO_SECONDS, SAMPLING_RATE
 from trioserve.errors import InvalidRequestError
 from trioserve.validators import boolean, optional, reject, shown
 
-__all__ = ["PromptType", "TextPrompt", "TokensPrompt", "Truncation", "parse_prompt"]
+__all__ = ["AudioPrompt", "PromptType", "TextPrompt", "TokensPrompt", "Truncation", "parse_prompt"]
+
+_MAX_AUDIO_SIZE = MAX_AUDIO_SECONDS * SAMPLING_RATE * 4
 
 
 def _is_text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -61,13 +64,34 @@ class TokensPrompt:
     """As of a TextPrompt."""
 
 
-PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any] | TextPrompt | TokensPrompt
+def _is_audio(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+    allowed = f"float32 samples of more than 0 and at most {MAX_AUDIO_SECONDS} seconds at {SAMPLING_RATE} Hz"
+    if not isinstance(value, bytes):
+        raise reject(attribute, type(value).__name__, f"bytes: {allowed}")
+    if not 0 < len(value) <= _MAX_AUDIO_SIZE or len(value) % 4:
+        raise reject(attribute, f"{len(value)} bytes", allowed)
+
+
+@attrs.frozen
+class AudioPrompt:
+    """For a speech model: what it hears, and how its text begins."""
+
+    samples: bytes = attrs.field(validator=_is_audio, repr=False)
+    """float32 in native byte order, one channel, 16 kHz, at most 30 seconds. Equal audio is encoded once, as
+    long as it is not too long ago."""
+    token_ids: Sequence[int]
+    """Of the decoder's prompt, as `trioserve.frontend.speech_tokens` draws it."""
+    cache_salt: str | None = None
+    """As of a TextPrompt."""
+
+
+PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any] | TextPrompt | TokensPrompt | AudioPrompt
 """Text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or one of the classes above. A dict may
 have a `cache_salt`, too."""
 
 
-def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
-    """One of the two classes for whatever form was given.
+def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt | AudioPrompt:
+    """One of the three classes for whatever form was given.
 
     Raises:
       TypeError: it is none of the forms.
@@ -76,7 +100,7 @@ def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt:
     match prompt:
         case TextPrompt():
             return prompt
-        case TokensPrompt():
+        case TokensPrompt() | AudioPrompt():
             return attrs.evolve(prompt, token_ids=_checked(prompt.token_ids))
         case str():
             return TextPrompt(prompt)

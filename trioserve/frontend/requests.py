@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from trioserve.errors import ClosedError, EngineDeadError, EngineRestartingError
+from trioserve.audio_input import AudioInput
+from trioserve.errors import ClosedError, EngineDeadError, EngineRestartingError, InvalidRequestError
 from trioserve.frontend.arguments import check_request_id, sampling_params_or_default
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
@@ -41,6 +42,9 @@ __all__ = ["Requests", "Round", "SubmittedRequest"]
 
 log = logging.getLogger("trioserve.requests")
 
+_MAX_HEARING = 4
+"""Completions that one request may have of its audio; all of them are sent at once."""
+
 
 @attrs.frozen(kw_only=True, eq=False)
 class Round:
@@ -51,6 +55,7 @@ class Round:
     params: SamplingParams
     routing: Routing
     constraints: TokenConstraints = attrs.field(factory=TokenConstraints)
+    audio: AudioInput | None = None
 
 
 class Requests:
@@ -97,6 +102,8 @@ class Requests:
             params = self.inputs.fit_params(params, len(tokenized.token_ids))
             constraints = await self.inputs.constraints(params)
             self.admission.check_tokens(params.n * len(tokenized.token_ids))
+            if tokenized.audio is not None:
+                await self._make_way_for_audio(params)
             channel = self.open_channel(request_id, params)
             channel.prompt = tokenized.text
             channel.begin(tokenized.token_ids, self._completions(params, tokenized.token_ids))
@@ -108,10 +115,23 @@ class Requests:
                 params=params,
                 routing=routing.for_prompt(tokenized),
                 constraints=constraints,
+                audio=tokenized.audio,
             )
             channel.place = place.hand_over()
             self.start(channel, work)
         return channel
+
+    async def _make_way_for_audio(self, params: SamplingParams) -> None:
+        """Wait until the engine core has read the most of what it was sent; each sequence will bring 2 MB.
+
+        Raises:
+          InvalidRequestError: there are too many.
+        """
+        if params.n > _MAX_HEARING:
+            raise InvalidRequestError(
+                f"n must be at most {_MAX_HEARING} with audio, got {params.n}.", parameter="n"
+            )
+        await self._get_client().wait_room()
 
     def open_channel(self, request_id: str | None, params: SamplingParams) -> OutputChannel:
         """Without completions, and not known to anybody yet."""
@@ -200,6 +220,7 @@ class Requests:
             priority=work.routing.priority,
             cache_salt=work.routing.cache_salt,
             lora=None if channel.adapter is None else channel.adapter.key,
+            audio=work.audio,
         )
 
     def _seed(self, params: SamplingParams, index: int) -> int:

@@ -123,6 +123,11 @@ class EngineCoreClient:
             raise OverloadedError("The engine core is too far behind to take another request.")
         self._stream.send_nowait(request)
 
+    async def wait_room(self) -> None:
+        """Until there is much room for `add`; no checkpoint where there is. For many requests that are large:
+        `add` refuses what is too much. (Once the core is gone, there is room; `add` then says so.)"""
+        await self._stream.wait_room()
+
     def add_again(self, request: Add) -> None:
         """As `add`, of one that another core took already: whether there is room or not."""
         self._check_alive()

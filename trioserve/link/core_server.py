@@ -27,7 +27,7 @@ import attrs
 import trio
 
 from trioserve.core.engine import EngineCore
-from trioserve.core.request import CoreRequest
+from trioserve.core.request import CoreRequest, MultimodalKey
 from trioserve.core.step_result import StepResult
 from trioserve.errors import EngineGenerateError, InvalidRequestError, TrioserveError
 from trioserve.link.client import config_hash
@@ -397,4 +397,12 @@ def _to_core_request(add: Add, grammar: GrammarMatcher | None) -> CoreRequest:
         grammar=grammar,
         cache_salt=add.cache_salt,
         lora=add.lora,
+        audio=add.audio,
+        multimodal_keys=() if add.audio is None else [_heard_by_all(add)],
     )
+
+
+def _heard_by_all(add: Add) -> MultimodalKey:
+    """The whole prompt means what its audio says."""
+    assert add.audio is not None
+    return MultimodalKey(position=0, length=add.num_prompt_tokens, digest=add.audio.digest)

@@ -64,7 +64,8 @@ class MessageStream:
     async def wait_room(self) -> None:
         """Wait while more than 8 MiB are waiting to be sent. No checkpoint where there is room."""
         while not self.has_room:
-            self._room_made = trio.Event()
+            if self._room_made.is_set():  # else others wait for it
+                self._room_made = trio.Event()
             await self._room_made.wait()
 
     @property

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import msgspec
 
+from trioserve.audio_input import AudioInput
 from trioserve.config import EngineConfig, ResolvedModel
 from trioserve.core.stats import CoreStats
 from trioserve.errors import TrioserveError
@@ -110,6 +111,8 @@ class Add:
     cache_salt: str | None = None
     lora: str | None = None
     """The key of its adapter, which has been loaded."""
+    audio: AudioInput | None = None
+    """Of a speech model's sequences."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from trioserve.audio_input import AudioInput
 from trioserve.sampling_params import SamplingParams
 from trioserve.token_constraints import TokenConstraints
 from trioserve.worker.grammar import GrammarMatcher
@@ -57,6 +58,8 @@ class ScheduledSequence:
     advances it by the tokens that are drawn."""
     lora: str | None = None
     """The key of its adapter."""
+    audio: AudioInput | None = None
+    """What a speech model hears."""
 
 
 @attrs.frozen(eq=False)
