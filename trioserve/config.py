@@ -20,7 +20,10 @@ __all__ = [
     "AdmissionConfig",
     "CPUKernels",
     "CacheConfig",
+    "ClassActivation",
     "DType",
+    "DenseActivation",
+    "DenseModule",
     "EngineConfig",
     "GenerationDefaults",
     "LoRAConfig",
@@ -43,6 +46,10 @@ DType = Literal["bfloat16", "float32"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 PoolingType = Literal["mean", "cls", "last", "all"]
 """Of which tokens' hidden states a result is made: mean of all, the first, the last; all: each by itself."""
+ClassActivation = Literal["softmax", "sigmoid", "identity"]
+"""What makes probabilities of classes' logits; identity: they stay logits."""
+DenseActivation = Literal["identity", "tanh", "sigmoid", "relu", "gelu", "gelu_tanh", "silu"]
+"""gelu_tanh: GELU with the tanh approximation."""
 CPUKernels = Literal["auto", "torch", "scalar", "avx2", "avx512", "avx512_bf16", "amx"]
 
 
@@ -297,18 +304,38 @@ class EngineConfig:
 
 
 @attrs.frozen(kw_only=True)
+class DenseModule:
+    """A layer that follows the pooling, of the sentence-transformers kind."""
+
+    folder: str
+    """Below the model's directory; holds a model.safetensors."""
+    in_features: int
+    out_features: int
+    bias: bool = True
+    activation: DenseActivation = "tanh"
+
+
+@attrs.frozen(kw_only=True)
 class Pooler:
     """How a model's hidden states become results."""
 
     pooling_type: PoolingType
     normalizes: bool = True
-    """Embeddings get length 1."""
+    """Embeddings get length 1, where a request does not say."""
     hidden_size: int
     """Of an embedding that is not cut."""
+    dense: tuple[DenseModule, ...] = ()
+    """Layers between the pooling and the normalizing, in their order."""
     dimensions: tuple[int, ...] | None = None
     """Sizes to which embeddings may be cut; None: they may not be; empty: any below hidden_size."""
     labels: tuple[str, ...] = ()
     """Of classes, by their number; empty where there are none."""
+    activation: ClassActivation = "softmax"
+    """Of classes."""
+    activates: bool = True
+    """Classes get their activation, where a request does not say."""
+    lower_case: bool = False
+    """Texts are made lower case before they are tokenized."""
     prompts: dict[str, str] = attrs.field(factory=dict)
     """Name -> text that goes before texts of that kind (query, document, ...)."""
     default_prompt: str | None = None

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from trioserve.model_sources.cache import cache_root, publish_directory
 from trioserve.model_sources.digests import file_digest
-from trioserve.model_sources.directories import read_json
 from trioserve.model_sources.gguf_architectures import architecture_of
 from trioserve.model_sources.gguf_header import read_header
 from trioserve.model_sources.helper_process import call_helper
+from trioserve.model_sources.json_files import read_json
 from trioserve.model_sources.quantized import BLOCK_TYPES, rounded_types
 from trioserve.model_sources.servable import check_architecture
 

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from trioserve.config import DType, GenerationDefaults, ModelConfig, ResolvedModel
 from trioserve.errors import InvalidConfigError, ModelSourceError
+from trioserve.model_sources.json_files import read_json, structure
+from trioserve.model_sources.pooling_models import (
+    check_poolable,
+    make_pooler,
+    pooling_tasks,
+    read_pooling_files,
+)
+from trioserve.model_sources.purposes import purpose_of
 from trioserve.model_sources.quantized import block_types, check_quantization
-from trioserve.model_sources.servable import check_servable
-from trioserve.structuring import find_problems, make_converter
+from trioserve.model_sources.servable import architecture_of, check_servable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["describe", "read_json"]
+    from trioserve.model_sources.purposes import Purpose
+
+__all__ = ["describe"]
 
 _INDEX = "model.safetensors.index.json"
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-
-_converter = make_converter(forbid_extra_keys=False)
 
 
 @attrs.frozen
@@ -38,15 +44,21 @@ def describe(directory: Path, tokenizer_directory: Path, config: ModelConfig) ->
 
     Raises:
       ModelSourceError: a file is missing or makes no sense.
-      ModelNotSupportedError: see `check_servable`.
-      InvalidConfigError: max_model_len is more than the model was made for; or see `check_quantization`.
+      ModelNotSupportedError: see `check_servable`; or its way of pooling is not supported.
+      InvalidConfigError: max_model_len is more than the model was made for; it is to be what it cannot be; or
+        see `check_quantization`.
     """
     found = _read_config(directory)
-    architecture = check_servable(found, where=str(directory))
+    architecture = architecture_of(found, where=str(directory))
+    embeds = (directory / "modules.json").is_file()
+    purpose = purpose_of(architecture, config, embeds=embeds, where=str(directory))
+    if purpose != "generate":
+        return _describe_pooling(found, purpose, directory, tokenizer_directory, config)
+    check_servable(found, where=str(directory))
     check_quantization(config, found)
     _check_weights(directory)
     _check_tokenizer(tokenizer_directory)
-    sizes = _structure(found, _Sizes, directory / "config.json")
+    sizes = structure(found, _Sizes, directory / "config.json")
     generation = read_json(directory / "generation_config.json", missing_ok=True)
     defaults = _generation_defaults(generation, directory / "generation_config.json")
     return ResolvedModel(
@@ -64,23 +76,36 @@ def describe(directory: Path, tokenizer_directory: Path, config: ModelConfig) ->
     )
 
 
-def read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
-    """The JSON object in a file; {} for one that may be missing and is.
-
-    Raises:
-      ModelSourceError: it cannot be read, or holds no JSON object.
-    """
-    try:
-        value = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        if missing_ok:
-            return {}
-        raise ModelSourceError(f"There is no {path}.") from None
-    except (OSError, ValueError) as error:
-        raise ModelSourceError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise ModelSourceError(f"{path} must hold a JSON object, and holds a {type(value).__name__}.")
-    return value
+def _describe_pooling(
+    found: dict[str, Any],
+    purpose: Purpose,
+    directory: Path,
+    tokenizer_directory: Path,
+    config: ModelConfig,
+) -> ResolvedModel:
+    check_poolable(found, config, where=str(directory))
+    _check_weights(directory)
+    _check_tokenizer(tokenizer_directory)
+    files = read_pooling_files(directory, found, purpose)
+    pooler = make_pooler(files, purpose, config)
+    return ResolvedModel(
+        directory=str(directory),
+        tokenizer_directory=str(tokenizer_directory),
+        architecture=architecture_of(found, where=str(directory)),
+        # These models are small, and what they give is compared by its last digits.
+        dtype="float32" if config.dtype == "auto" else config.dtype,
+        quantization=config.quantization,
+        vocab_size=files.sizes.vocab_size,
+        context_length=files.context_length,
+        max_model_len=_max_model_len(
+            config.max_model_len, files.context_length, usual=files.settings.max_seq_length
+        ),
+        eos_token_ids=(),
+        generation=config.generation,
+        runner="pooling",
+        tasks=pooling_tasks(purpose, pooler),
+        pooler=pooler,
+    )
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -116,14 +141,6 @@ def _check_tokenizer(directory: Path) -> None:
         )
 
 
-def _structure(values: Mapping[str, Any], kind: type[Any], path: Path) -> Any:
-    try:
-        return _converter.structure(values, kind)
-    except Exception as error:  # cattrs raises groups of anything; each leaf becomes a line
-        problems = "; ".join(f"{problem.path} {problem.message}" for problem in find_problems(error))
-        raise ModelSourceError(f"{path}: {problems}.") from None
-
-
 def _dtype_of(found: Mapping[str, Any], wanted: ModelConfig) -> DType:
     """What is wanted; else what the weights were saved in, where we serve that. float16, and what is to be
     quantized, is served in bfloat16."""
@@ -133,13 +150,14 @@ def _dtype_of(found: Mapping[str, Any], wanted: ModelConfig) -> DType:
     return "float32" if saved == "float32" and wanted.quantization in {"auto", "none"} else "bfloat16"
 
 
-def _max_model_len(wanted: int | None, context_length: int) -> int:
+def _max_model_len(wanted: int | None, context_length: int, *, usual: int | None = None) -> int:
+    """usual: what holds where the user wants nothing, if it is less than the context."""
     if wanted is not None and wanted > context_length:
         raise InvalidConfigError(
             f"max_model_len must be at most {context_length}, the model's context length, got {wanted}.",
             field="max_model_len",
         )
-    return wanted or context_length
+    return wanted or min(usual or context_length, context_length)
 
 
 def _eos_token_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
@@ -156,5 +174,4 @@ def _generation_defaults(values: Mapping[str, Any], path: Path) -> GenerationDef
     """A model that asks for greedy decoding (do_sample: false) has no say in how to sample."""
     dropped = _SAMPLING if values.get("do_sample") is False else ()
     kept = {name: value for name, value in values.items() if name not in dropped}
-    defaults: GenerationDefaults = _structure(kept, GenerationDefaults, path)
-    return defaults
+    return structure(kept, GenerationDefaults, path)

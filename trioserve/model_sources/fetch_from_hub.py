@@ -22,8 +22,8 @@ from huggingface_hub.errors import (
 )
 
 from trioserve.errors import ModelSourceError
-from trioserve.model_sources.directories import read_json
 from trioserve.model_sources.helper_process import run_helper
+from trioserve.model_sources.json_files import read_json
 from trioserve.model_sources.servable import check_servable
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from trioserve.model_sources.conversion import convert_gguf
 from trioserve.model_sources.directories import describe
 from trioserve.model_sources.hub import HubReference, fetch_model, fetch_tokenizer
 from trioserve.model_sources.progress import Progress, TerminalProgress
-from trioserve.model_sources.servable import check_architecture
-from trioserve.models.registry import SUPPORTED
+from trioserve.model_sources.servable import check_architecture, is_servable
 
 if TYPE_CHECKING:
     from trioserve.config import ModelConfig, ResolvedModel
@@ -92,7 +91,7 @@ def _not_found(name: str) -> ModelSourceError:
 
 
 def _forms() -> str:
-    names = [name for name, model in packaged.PACKAGED_MODELS.items() if model.architecture in SUPPORTED]
+    names = [name for name, model in packaged.PACKAGED_MODELS.items() if is_servable(model.architecture)]
     return (
         "A model is a Hugging Face directory, a .gguf file, a hub id (OWNER/NAME) or the name of a packaged "
         f"model ({', '.join(names)})."

@@ -6,20 +6,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trioserve.errors import ModelNotSupportedError
+from trioserve.model_sources.purposes import POOLING_ARCHITECTURES, natural_purpose
 from trioserve.models.registry import SUPPORTED
 
-__all__ = ["check_architecture", "check_servable"]
+__all__ = ["architecture_of", "check_architecture", "check_servable", "is_servable"]
 
 _ROPE_TYPES = ("default", "linear", "llama3")
 
 
-def check_servable(config: Mapping[str, Any], *, where: str) -> str:
-    """The architecture, if a config.json's model can be served.
+def is_servable(architecture: str) -> bool:
+    """Of models that generate, those with an implementation of ours; of others all, as far as can be said
+    before the engine core has asked transformers."""
+    return architecture in SUPPORTED or natural_purpose(architecture) != "generate"
 
-    Raises:
-      ModelNotSupportedError: the architecture, a quantization or a rope scaling is not supported.
+
+def check_servable(config: Mapping[str, Any], *, where: str) -> None:
+    """Raises:
+    ModelNotSupportedError: the architecture, a quantization or a rope scaling is not supported.
     """
-    architecture = _architecture_of(config, where)
+    architecture = architecture_of(config, where=where)
+    check_architecture(architecture, where=where, model_type=config.get("model_type"))
     if (quantization := config.get("quantization_config")) is not None:
         method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
         raise ModelNotSupportedError(
@@ -27,29 +33,33 @@ def check_servable(config: Mapping[str, Any], *, where: str) -> str:
             "bfloat16, float16 or float32, and quantized .gguf files."
         )
     _check_rope(config, where)
-    return architecture
 
 
 def check_architecture(architecture: str, *, where: str, model_type: str | None = None) -> None:
-    """Raises ModelNotSupportedError unless the architecture is served."""
-    if architecture not in SUPPORTED:
+    """Raises ModelNotSupportedError unless models of this architecture are served."""
+    if not is_servable(architecture):
         kind = f" (model_type {model_type!r})" if model_type else ""
         raise ModelNotSupportedError(
-            f"{where} has the architecture {architecture}{kind}, which is not supported. "
-            f"Supported are: {', '.join(sorted(SUPPORTED))}."
+            f"{where} has the architecture {architecture}{kind}, which is not supported. {_supported()}"
         )
 
 
-def _architecture_of(config: Mapping[str, Any], where: str) -> str:
-    model_type = config.get("model_type")
+def architecture_of(config: Mapping[str, Any], *, where: str) -> str:
+    """The first that config.json names. Raises ModelNotSupportedError: it names none."""
     found = config.get("architectures")
     if not isinstance(found, list) or not found:
         raise ModelNotSupportedError(
-            f"{where} names no architecture in its config.json (model_type {model_type!r}). "
-            f"Supported are: {', '.join(sorted(SUPPORTED))}."
+            f"{where} names no architecture in its config.json (model_type {config.get('model_type')!r}). "
+            f"{_supported()}"
         )
-    check_architecture(str(found[0]), where=where, model_type=model_type)
     return str(found[0])
+
+
+def _supported() -> str:
+    return (
+        f"Supported are: {', '.join(sorted(SUPPORTED))}; and with runner=pooling what transformers has of "
+        f"{', '.join(POOLING_ARCHITECTURES)}, and ...ForCausalLM with convert=embed."
+    )
 
 
 def _check_rope(config: Mapping[str, Any], where: str) -> None:
