@@ -1,0 +1,1 @@
+"""From an audio file to samples, and to windows of them. Knows neither models nor servers."""

@@ -1,0 +1,63 @@
+"""Cutting long audio into windows that a model can hear, at quiet points."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+
+from trioserve.audio_input import MAX_AUDIO_SECONDS, SAMPLING_RATE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["Window", "split_at_quiet"]
+
+_SEARCH = 1.0
+"""Seconds at the end of a window in which a quiet point is looked for."""
+
+_QUIET = 1600
+"""Samples (0.1 s) whose energy is compared."""
+
+
+@attrs.frozen
+class Window:
+    """A part of some audio, in samples: from `start` to before `end`."""
+
+    start: int
+    end: int
+
+    @property
+    def offset(self) -> float:
+        """Seconds from the audio's beginning."""
+        return self.start / SAMPLING_RATE
+
+    @property
+    def duration(self) -> float:
+        return (self.end - self.start) / SAMPLING_RATE
+
+
+def split_at_quiet(
+    samples: NDArray[np.float32], *, longest: float = MAX_AUDIO_SECONDS, search: float = _SEARCH
+) -> Iterator[Window]:
+    """Windows of at most `longest` seconds, one after the other, that together are all of `samples`.
+
+    Each but the last ends at the quietest point of its last `search` seconds.
+    """
+    most, span = int(longest * SAMPLING_RATE), int(search * SAMPLING_RATE)
+    start = 0
+    while len(samples) - start > most:
+        end = start + most - span + _quietest(samples[start + most - span : start + most])
+        yield Window(start, end)
+        start = end
+    yield Window(start, len(samples))
+
+
+def _quietest(samples: NDArray[np.float32]) -> int:
+    """The middle of the 0.1 s with the least energy."""
+    energy = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
+    width = min(_QUIET, len(samples))
+    return int(np.argmin(energy[width:] - energy[:-width])) + width // 2
