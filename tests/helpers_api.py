@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from trioserve.lora_request import LoRARequest
     from trioserve.server.request_stream import Unsent
     from trioserve.server_args import ServerArgs
+    from trioserve.tasks import Task
 
 # The engine
 
@@ -173,12 +174,16 @@ class FakeLLM:
     a time."""
 
     def __init__(
-        self, script: Script | Answer | None = None, *, generation: GenerationDefaults | None = None
+        self,
+        script: Script | Answer | None = None,
+        *,
+        generation: GenerationDefaults | None = None,
+        names: tuple[str, ...] = ("small", "also-small"),
+        tasks: tuple[Task, ...] = ("generate",),
     ) -> None:
         answer = script or Answer()
         self.script: Script = answer if not isinstance(answer, Answer) else lambda _call, _index: answer
-        names = ("small", "also-small")
-        self.config = EngineArgs(model="models/small", served_model_name=names).create_engine_config()
+        self.config = EngineArgs(model=f"models/{names[0]}", served_model_name=names).create_engine_config()
         self.model = ResolvedModel(
             directory="/models/small",
             tokenizer_directory="/models/small",
@@ -189,8 +194,9 @@ class FakeLLM:
             max_model_len=64,
             eos_token_ids=(EOS,),
             generation=generation or GenerationDefaults(),
+            tasks=tasks,
         )
-        self.metrics = EngineMetrics("small", 64)
+        self.metrics = EngineMetrics(names[0], 64)
         self.tokenizer = FakeTokenizer()
         self.errored = False
         self.calls: list[Call] = []
@@ -201,6 +207,7 @@ class FakeLLM:
         self.health: Callable[[], Any] | None = None
         self.no_room: OverloadedError | None = None
         """The engine's queue is full."""
+        self.loras: set[str] = set()
         self.room: float = math.inf
         """So many sequences are let in."""
         self.outputs_left: int | None = None
@@ -246,7 +253,7 @@ class FakeLLM:
         return TextPrompt(text, add_special_tokens=False)
 
     def has_lora(self, name: str | None) -> bool:
-        return False
+        return name in self.loras
 
     async def list_loras(self) -> list[Any]:
         await trio.lowlevel.checkpoint()
@@ -403,7 +410,7 @@ class Reply:
 class Client:
     """Calls an application of `create_app` without a network."""
 
-    def __init__(self, llm: FakeLLM, server_args: ServerArgs | None = None) -> None:
+    def __init__(self, llm: FakeLLM | Sequence[FakeLLM], server_args: ServerArgs | None = None) -> None:
         self.app = create_app(llm, server_args)  # type: ignore[arg-type]  # the fake stands for an AsyncLLM
 
     async def post(self, path: str, content: Any = None, **headers: str) -> Reply:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-__all__ = ["EngineMetrics", "EngineTotals", "StepStats"]
+__all__ = ["PREFIX", "EngineMetrics", "EngineTotals", "StepStats"]
 
-_PREFIX = "trioserve:"
+PREFIX = "trioserve:"
+"""Of all names."""
 
 _TIME_TO_FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -168,27 +169,27 @@ class EngineMetrics(Collector):
         self._counters = _Counters()
         lengths = one_two_five(max_model_len)
         self._first_token = Histogram(
-            _PREFIX + "time_to_first_token_seconds",
+            PREFIX + "time_to_first_token_seconds",
             "From a request's arrival to its first token.",
             _TIME_TO_FIRST_TOKEN,
         )
         self._inter_token = Histogram(
-            _PREFIX + "inter_token_latency_seconds", "Between two tokens of a request.", _INTER_TOKEN
+            PREFIX + "inter_token_latency_seconds", "Between two tokens of a request.", _INTER_TOKEN
         )
         self._request_time = Histogram(
-            _PREFIX + "e2e_request_latency_seconds", "From a request's arrival to its end.", _REQUEST
+            PREFIX + "e2e_request_latency_seconds", "From a request's arrival to its end.", _REQUEST
         )
         self._request_prompt = Histogram(
-            _PREFIX + "request_prompt_tokens", "Prompt tokens per request.", lengths
+            PREFIX + "request_prompt_tokens", "Prompt tokens per request.", lengths
         )
         self._request_generation = Histogram(
-            _PREFIX + "request_generation_tokens", "Generated tokens per request.", lengths
+            PREFIX + "request_generation_tokens", "Generated tokens per request.", lengths
         )
         self._iteration = Histogram(
-            _PREFIX + "iteration_tokens_total", "Tokens (prompt and generated) per engine step.", _ITERATION
+            PREFIX + "iteration_tokens_total", "Tokens (prompt and generated) per engine step.", _ITERATION
         )
         self._abort_to_free = Histogram(
-            _PREFIX + "abort_to_free_seconds",
+            PREFIX + "abort_to_free_seconds",
             "From the abort of a sequence to the news that its memory is free.",
             _ABORT_TO_FREE,
         )
@@ -309,11 +310,11 @@ class EngineMetrics(Collector):
             ("num_prompt_tokens_waiting", "Prompt tokens of those that wait.", levels.queued_tokens),
             ("kv_cache_usage_perc", "KV blocks in use, from 0 to 1.", levels.kv_cache_usage),
         ):
-            gauge = GaugeMetricFamily(_PREFIX + name, text, labels=self._label_names)
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=self._label_names)
             gauge.add_metric(self._label_values, value)
             yield gauge
         states = GaugeMetricFamily(
-            _PREFIX + "engine_sleep_state",
+            PREFIX + "engine_sleep_state",
             "1 for the state that the engine is in, 0 for the others.",
             labels=(*self._label_names, "sleep_state"),
         )
@@ -339,7 +340,7 @@ class EngineMetrics(Collector):
             ("spec_decode_num_draft_tokens", "Tokens guessed.", counters.draft_tokens),
             ("spec_decode_num_accepted_tokens", "Guesses that were right.", counters.accepted_tokens),
         ):
-            counter = CounterMetricFamily(_PREFIX + name, text, labels=self._label_names)
+            counter = CounterMetricFamily(PREFIX + name, text, labels=self._label_names)
             counter.add_metric(self._label_values, value)
             yield counter
         yield self._collect_labelled(
@@ -362,7 +363,7 @@ class EngineMetrics(Collector):
         )
 
     def _collect_labelled(self, name: str, text: str, label: str, values: dict[str, int]) -> Metric:
-        counter = CounterMetricFamily(_PREFIX + name, text, labels=(*self._label_names, label))
+        counter = CounterMetricFamily(PREFIX + name, text, labels=(*self._label_names, label))
         for key, value in values.items():
             counter.add_metric((*self._label_values, key), value)
         return counter

@@ -93,6 +93,8 @@ class RequestDeadline:
         self._error: Callable[[], TrioserveError] = deadline_exceeded
         self._scope = trio.CancelScope()
         self._lifted = False
+        self.count_expired: Callable[[], None] | None = None
+        """Called if it passes, in place of the application's: by the model that the request is for."""
 
     def limit(self, seconds: float) -> None:
         """Allow so many seconds, from the request's headers on."""
@@ -108,6 +110,7 @@ class RequestDeadline:
         """Another one, with the limits that are known by now: for work that outlives its request."""
         forked = RequestDeadline()
         forked._started = self._started
+        forked.count_expired = self.count_expired
         forked.end_by(self._at, self._error)
         return forked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, ParamSpec
 
@@ -13,7 +14,7 @@ from trioserve.server.request_limits import RequestLimits
 from trioserve.server.request_scope import request_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
 
     from quart import Response
 
@@ -29,8 +30,12 @@ class Door:
     What is refused here has cost nothing but its headers.
     """
 
-    _llm: AsyncLLM
     _limits: RequestLimits
+    _llm: AsyncLLM | None
+    """The only engine. None if there are several: which one's queue counts is known once the body is there,
+    and then looked at by who reads it (`Dispatcher`)."""
+    _count_refusal: Callable[[str], None]
+    """Called with the reason."""
 
     def guard(self, handler: Callable[P, Awaitable[Response]]) -> Callable[P, Awaitable[Response]]:
         """`handler` behind the door. A request's place is its own until the last byte of its response, or
@@ -52,8 +57,9 @@ class Door:
     def _let_in(self) -> None:
         client = client_of_request()
         if (refusal := self._limits.find_refusal(client)) is not None:
-            self._llm.metrics.record_refusal(refusal.reason)
+            self._count_refusal(refusal.reason)
             raise refusal.error
-        self._llm.check_room()
+        if self._llm is not None:
+            self._llm.check_room()
         self._limits.enter(client)
         request_stack().callback(self._limits.leave, client)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -116,9 +116,10 @@ def body_too_large(limit: int) -> ApiError:
     return ApiError(Failure(413, ErrorDetail(message, INVALID_REQUEST, None, "request_too_large")))
 
 
-def not_ready(reason: str) -> ApiError:
-    """`reason` is one word, for `code`."""
-    message = f"The server is not ready: {reason.replace('_', ' ')}."
+def not_ready(reason: str, models: Sequence[str] = ()) -> ApiError:
+    """`reason` is one word, for `code`; it is that of these models."""
+    which = f" ({', '.join(models)})" if models else ""
+    message = f"The server is not ready: {reason.replace('_', ' ')}{which}."
     return ApiError(Failure(503, ErrorDetail(message, SERVER_ERROR, None, reason)))
 
 

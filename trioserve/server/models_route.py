@@ -8,48 +8,54 @@ import attrs
 
 from trioserve.server.protocol.models import ModelCard, ModelList
 from trioserve.server.replies import json_reply
-from trioserve.server.service import Service
+from trioserve.server.served_models import ServedModels
 
 if TYPE_CHECKING:
     from quart import Response
 
     from trioserve.frontend.adapters import Adapter
+    from trioserve.server.service import Service
 
 __all__ = ["Models"]
 
 
 @attrs.frozen(eq=False)
 class Models:
-    """One card per name the model is served under, and one per LoRA adapter."""
+    """One card per name that a model is served under, and one per LoRA adapter."""
 
-    _service: Service
+    _models: ServedModels
 
     async def list(self) -> Response:
-        cards = [self._card(name) for name in self._service.model_names]
-        cards += map(self._adapter_card, await self._service.llm.list_loras())
+        cards = [_card(service, name) for service in self._models.services for name in service.model_names]
+        for service in self._models.services:
+            cards += [_adapter_card(service, adapter) for adapter in await service.llm.list_loras()]
         return json_reply(ModelList(cards))
 
     async def retrieve(self, model: str) -> Response:
-        for adapter in await self._service.llm.list_loras():
+        service = self._models.pick(model, self._models.services)
+        for adapter in await service.llm.list_loras():
             if adapter.name == model:
-                return json_reply(self._adapter_card(adapter))
-        self._service.check_model(model)
-        return json_reply(self._card(model))
+                return json_reply(_adapter_card(service, adapter))
+        service.check_model(model)  # the adapter may be gone meanwhile
+        return json_reply(_card(service, model))
 
-    def _adapter_card(self, adapter: Adapter) -> ModelCard:
-        return ModelCard(
-            id=adapter.name,
-            created=adapter.created,
-            root=adapter.path,
-            parent=adapter.base_model_name or self._service.model_names[0],
-            max_model_len=self._service.llm.model.max_model_len,
-        )
 
-    def _card(self, name: str) -> ModelCard:
-        llm = self._service.llm
-        return ModelCard(
-            id=name,
-            created=self._service.started,
-            root=llm.config.model.model,
-            max_model_len=llm.model.max_model_len,
-        )
+def _adapter_card(service: Service, adapter: Adapter) -> ModelCard:
+    return ModelCard(
+        id=adapter.name,
+        created=adapter.created,
+        root=adapter.path,
+        parent=adapter.base_model_name or service.model_names[0],
+        max_model_len=service.llm.model.max_model_len,
+        tasks=service.llm.model.tasks,
+    )
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        created=service.started,
+        root=service.llm.config.model.model,
+        max_model_len=service.llm.model.max_model_len,
+        tasks=service.llm.model.tasks,
+    )

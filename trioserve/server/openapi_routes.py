@@ -133,6 +133,9 @@ def _query(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"name": name, "in": "query", "schema": schema}
 
 
+_WHICH = _query("model", {"type": "string"})
+
+
 def _control(
     name: str,
     summary: str,
@@ -147,8 +150,8 @@ def _control(
         operation_id=name,
         summary=summary,
         answers={200: (Body.json(_object(**{key: kind})),)},
-        failures=frozenset({503}),
-        parameters=parameters,
+        failures=frozenset({404, 503}),
+        parameters=(*parameters, _WHICH),
         flag="enable_control_routes",
     )
 
@@ -235,7 +238,7 @@ ROUTES = (
     *_RESPONSES,
     _generation("completions", "Go on with a text", COMPLETION_READER, Completion, CompletionChunk),
     _get(
-        "/v1/models", "list_models", "The names that the model is served under", Body.json(ModelList),
+        "/v1/models", "list_models", "The names that models are served under", Body.json(ModelList),
         links={"retrieve_model": {"model": "/data/0/id"}},
     ),
     _get(
@@ -274,7 +277,7 @@ ROUTES = (
     _post("/detokenize", "detokenize", "The text of token ids", DETOKENIZE_READER, Detokenized),
     _get(
         "/tokenizer_info", "tokenizer_info", "The tokenizer's configuration", Body.json({"type": "object"}),
-        flag="enable_tokenizer_info_endpoint",
+        flag="enable_tokenizer_info_endpoint", parameters=(_WHICH,), failures=frozenset({404}),
     ),
     _post(
         "/v1/completions/render", "render_completion", "What a completion would ask of the engine",

@@ -213,7 +213,9 @@ class App(QuartTrio):
         self.url_map.merge_slashes = False
         self.time_limits = TimeLimits()
         self.count_expired: Callable[[], None] = lambda: None
-        """Called for each request that ran out of time."""
+        """Called for each request that ran out of time, unless its deadline has one of its own."""
+        self.count_refusal: Callable[[str], None] = lambda _: None
+        """Called, with the reason, for what is turned away before it is known which model it is for."""
         self._ends_at = math.inf
         self._deadlines: set[RequestDeadline] = set()  # of the requests that are open
 
@@ -236,7 +238,7 @@ class App(QuartTrio):
 
     def expire(self, deadline: RequestDeadline) -> TrioserveError:
         """A request has run out of time: count it. Returns what its client is told."""
-        self.count_expired()
+        (deadline.count_expired or self.count_expired)()
         return deadline.error()
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:

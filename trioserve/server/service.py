@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from quart import Quart
 
     from trioserve.server.protocol.reading import RequestReader
+    from trioserve.tasks import Task
 
 __all__ = ["Service", "identify_requests"]
 
@@ -67,6 +68,10 @@ class Service:
             system_fingerprint=f"trioserve-{__version__}-{hashlib.sha256(repr(deciding).encode()).hexdigest()[:8]}",
             reply_defaults=reply_defaults,
         )
+
+    def has_task(self, *tasks: Task) -> bool:
+        """The model can be asked for one of these."""
+        return not set(tasks).isdisjoint(self.llm.model.tasks)
 
     async def read_request(self, reader: RequestReader[T]) -> T:
         """The request at hand, from its body. A large one is read in a thread, whose end a cancellation waits

@@ -25,6 +25,8 @@ class LoadLoRARequest:
     """A directory of the server's machine."""
     load_inplace: bool | None = None
     """If there is one of this name: read it again, in its place."""
+    model: str | None = None
+    """Which it is an adapter of, where there are several."""
 
 
 @attrs.frozen(kw_only=True)

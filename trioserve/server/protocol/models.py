@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
+
+from trioserve.tasks import Task
 
 __all__ = ["ModelCard", "ModelList"]
 
@@ -22,6 +26,8 @@ class ModelCard:
     parent: str | None = None
     """Of a LoRA adapter: the model's name."""
     max_model_len: int
+    tasks: Sequence[Task]
+    """What it can be asked for."""
 
 
 @attrs.frozen
