@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from trioserve.core.policy import Ranked
 from trioserve.core.request import RequestStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trioserve.core.request import Request
-
 __all__ = ["News"]
 
+R = TypeVar("R", bound=Ranked)
 
-class News:
+
+class News(Generic[R]):
     """New tokens and ends, and aborted requests whose blocks are free: kept until they are taken.
 
     Every id that is aborted is reported as free once: at once, or when the step in flight is back that the
@@ -22,17 +23,17 @@ class News:
     """
 
     def __init__(self) -> None:
-        self._requests: dict[Request, None] = {}  # who has something to report, as an ordered set
+        self._requests: dict[R, None] = {}  # who has something to report, as an ordered set
         # Bounded by the aborts since the news were last taken. Invariant: without a step in flight, _held is
         # empty.
         self._freed: list[int] = []
         self._held: list[int] = []
 
-    def add(self, request: Request) -> None:
+    def add(self, request: R) -> None:
         """It has new tokens, or has ended."""
         self._requests[request] = None
 
-    def take(self) -> list[Request]:
+    def take(self) -> list[R]:
         """Those that have something to report since the last call, without those aborted."""
         requests, self._requests = self._requests, {}
         return [request for request in requests if request.status is not RequestStatus.ABORTED]

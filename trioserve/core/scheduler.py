@@ -107,7 +107,7 @@ class Scheduler:
         self._rank = ranking(config.policy)
         self._requests: dict[int, Request] = {}
         self._running: list[Request] = []
-        self._waiting = WaitingRequests(self._rank)
+        self._waiting: WaitingRequests[Request] = WaitingRequests(self._rank)
         self._num_arrived = 0
         self._planned: dict[Request, int] | None = None
         self._in_flight: StepPlan | None = None
@@ -115,7 +115,7 @@ class Scheduler:
         self._lacks_blocks = False  # for who waits first, as the last step found
         self._lacks_adapters = False  # likewise: places for them
         self._holds_new = self._holds_all = False
-        self.news = News()
+        self.news: News[Request] = News()
         self._counters = StepCounters()
         self._gauges_taken = self._gauges()
 
