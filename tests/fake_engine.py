@@ -11,25 +11,30 @@ import trio
 
 import trioserve.async_llm
 from byte_tokenizer import byte_model, save_byte_tokenizer
+from helpers_pooling import hash_values
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
+from trioserve.core.pooling_request import PoolingResult
 from trioserve.core.stats import CoreStats
 from trioserve.core.step_result import StepResult
 from trioserve.errors import EngineDeadError, TrioserveError
 from trioserve.link.columns import pack_step
-from trioserve.link.messages import Add, Ready, Refused, StepOutputs
+from trioserve.link.messages import Add, AddPooling, PooledOutputs, Ready, Refused, StepOutputs
+from trioserve.link.pooling_columns import pack_pooled
+from trioserve.outputs import FinishReason
 from trioserve.version import __version__
 from trioserve.worker.batch import SampledToken
+from trioserve.worker.pooling_batch import PooledSequence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
+    import numpy as np
     import pytest
 
-    from trioserve.config import ResolvedModel
-    from trioserve.outputs import FinishReason
+    from trioserve.config import Pooler, ResolvedModel
     from trioserve.worker.batch import LogprobRow
 
 STATS = CoreStats(
@@ -60,6 +65,10 @@ class FakeEngineClient:
 
     def __init__(self) -> None:
         self.added: list[Add] = []
+        self.texts: list[AddPooling] = []
+        """That were sent to be pooled."""
+        self.pools_as: Pooler | None = None
+        """Texts are answered at once with `hash_values`; None: only by `emit_pooled`."""
         self.aborted: list[int] = []
         self.calls: list[tuple[Any, ...]] = []
         self.answers: dict[str, Any] = {}
@@ -68,15 +77,20 @@ class FakeEngineClient:
         """What `reap` says."""
         self.ended_by_itself: str | None = None
         self._dead: TrioserveError | None = None
-        self._send, self._receive = trio.open_memory_channel[StepOutputs | Refused | EngineDeadError](
-            math.inf
-        )
+        self._send, self._receive = trio.open_memory_channel[
+            StepOutputs | PooledOutputs | Refused | EngineDeadError
+        ](math.inf)
 
-    def add(self, request: Add) -> None:
+    def add(self, request: Add | AddPooling) -> None:
         self._check_alive()
-        self.added.append(request)
+        if isinstance(request, Add):
+            self.added.append(request)
+            return
+        self.texts.append(request)
+        if self.pools_as is not None:
+            self.emit_pooled(request, hash_values(request, self.pools_as))
 
-    def add_again(self, request: Add) -> None:
+    def add_again(self, request: Add | AddPooling) -> None:
         self.add(request)
 
     async def wait_room(self) -> None:
@@ -99,7 +113,7 @@ class FakeEngineClient:
         if self._dead is None:
             self.calls.append((method, *args))
 
-    async def receive(self) -> StepOutputs | Refused:
+    async def receive(self) -> StepOutputs | PooledOutputs | Refused:
         item = await self._receive.receive()
         if isinstance(item, EngineDeadError):
             self._dead = item
@@ -131,7 +145,16 @@ class FakeEngineClient:
         """Aborted sequences are free; or only other stats."""
         self._send.send_nowait(pack_step(StepResult(freed=sequence_ids), stats))
 
-    def refuse(self, request: Add, message: str, parameter: str) -> None:
+    def emit_pooled(
+        self, text: AddPooling, values: np.ndarray | None, finish: FinishReason = FinishReason.STOP
+    ) -> None:
+        """A step of which only this text has come."""
+        result = PoolingResult(
+            request_ids=[text.request_id], finish_reasons=[finish], pooled=[PooledSequence(data=values)]
+        )
+        self._send.send_nowait(pack_pooled(result, STATS))
+
+    def refuse(self, request: Add | AddPooling, message: str, parameter: str) -> None:
         self._send.send_nowait(Refused(request_id=request.request_id, message=message, parameter=parameter))
 
     def emit(
@@ -192,10 +215,12 @@ async def open_fake_llm(
     **engine_args: Any,
 ) -> AsyncIterator[FakeEngine]:
     """A real AsyncLLM over a fake engine core and a tokenizer of bytes. Strict: every scope has ended.
-    `open_core`: where its cores come from, if not from here. `model`: with the tokenizer in `directory`."""
+    `open_core`: where its cores come from, if not from here. `model`: in place of one that generates; if it
+    pools, the core answers at once (`FakeEngineClient.pools_as`)."""
     save_byte_tokenizer(directory)
     client = FakeEngineClient()
     model = model or byte_model(str(directory), context_length=128)
+    client.pools_as = model.pooler
 
     @asynccontextmanager
     async def open_client(*_: object) -> AsyncIterator[FakeEngineClient]:

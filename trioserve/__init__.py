@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from trioserve.errors import PromptTooLongError as PromptTooLongError
     from trioserve.errors import TrioserveError as TrioserveError
     from trioserve.frontend.prompts import AudioPrompt as AudioPrompt
+    from trioserve.frontend.prompts import PairPrompt as PairPrompt
     from trioserve.frontend.prompts import TextPrompt as TextPrompt
     from trioserve.frontend.prompts import TokensPrompt as TokensPrompt
     from trioserve.frontend.request_stream import RequestStream as RequestStream
@@ -91,6 +92,7 @@ _HOMES = {
     ),
     "trioserve.frontend.prompts": (
         "AudioPrompt",
+        "PairPrompt",
         "TextPrompt",
         "TokensPrompt",
     ),

@@ -27,7 +27,11 @@ from trioserve.frontend.chat_renderer import ChatRenderer
 from trioserve.frontend.engine_handle import EngineHandle
 from trioserve.frontend.engine_slot import EngineSlot
 from trioserve.frontend.input_processor import InputProcessor, Routing
+from trioserve.frontend.model_tasks import check_generates
 from trioserve.frontend.output_processor import OutputProcessor
+from trioserve.frontend.pooling import PoolingRequests
+from trioserve.frontend.pooling_handle import PoolingHandle
+from trioserve.frontend.pooling_inputs import PoolingInputs
 from trioserve.frontend.prompts import TextPrompt
 from trioserve.frontend.request_stream import RequestStream, open_source
 from trioserve.frontend.requests import Requests
@@ -70,7 +74,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncLLM", "RequestStream"]
 
 
-class AsyncLLM(EngineHandle):
+class AsyncLLM(EngineHandle, PoolingHandle):
     """An engine core, and everything that runs beside it, as one async context manager.
 
     Entering finds the model (which may download it), starts the core and waits until it is ready. While it
@@ -90,6 +94,7 @@ class AsyncLLM(EngineHandle):
     metrics: EngineMetrics
     _outputs: OutputProcessor
     _requests: Requests
+    _pooling: PoolingRequests
     _supervisor: EngineSupervisor
 
     def __init__(self, config: EngineConfig) -> None:
@@ -170,6 +175,8 @@ class AsyncLLM(EngineHandle):
         self.tokenizer = await trio.to_thread.run_sync(Tokenizer.from_directory, directory)
         inputs = InputProcessor(self.config, self.model, self.tokenizer)
         self._requests = Requests(self.config, inputs, self._outputs, self.tokenizer, self._engine.get_client)
+        pooling_inputs = PoolingInputs(self.config, self.model, self.tokenizer, inputs)
+        self._pooling = PoolingRequests(pooling_inputs, self._requests, self.tokenizer)
         self._chats = ChatRenderer(self.tokenizer, self.config.model.served_model_names[0])
         loaded.set()
 
@@ -226,7 +233,9 @@ class AsyncLLM(EngineHandle):
     async def _route(
         self, priority: int = 0, cache_salt: str | None = None, lora_request: LoRARequest | None = None
     ) -> Routing:
-        """Not a checkpoint, unless an adapter has to be loaded."""
+        """Not a checkpoint, unless an adapter has to be loaded. Raises InvalidRequestError for a model that
+        generates nothing."""
+        check_generates(self.model)
         adapter = await self._adapters.find(lora_request)
         return Routing(priority=priority, cache_salt=cache_salt, adapter=adapter)
 

@@ -16,7 +16,7 @@ import attrs
 from trioserve.args import DEFAULT_MODEL, EngineArgs
 from trioserve.beam_search_params import BeamSearchParams
 from trioserve.frontend.arguments import check_type
-from trioserve.frontend.prompts import PromptType
+from trioserve.frontend.prompts import PromptType, to_prompts
 from trioserve.llm_engine import LLMEngine
 from trioserve.lora_request import LoRARequest
 from trioserve.progress_bar import ProgressBar
@@ -114,7 +114,7 @@ class LLM:
         If it raises, all of its requests are over. Requests of `enqueue` are left alone.
         """
         params = self._params_or_default(sampling_params)
-        requests = _pair_up(_to_prompts(prompts), params, priority, lora_request)
+        requests = _pair_up(to_prompts(prompts), params, priority, lora_request)
         return self._run(self._add_all(requests), use_tqdm)
 
     def chat(
@@ -151,7 +151,7 @@ class LLM:
         """Start requests and return their ids, in the order of the prompts; the engine works at them from
         now on, and `wait_for_completion` fetches the results. Raises as `generate` does."""
         params = self._params_or_default(sampling_params)
-        added = self._add_all(_pair_up(_to_prompts(prompts), params, priority, lora_request))
+        added = self._add_all(_pair_up(to_prompts(prompts), params, priority, lora_request))
         self._enqueued.update(added)
         return list(added)
 
@@ -200,7 +200,7 @@ class LLM:
             concurrency_limit = max(1, max_num_seqs // params.beam_width)
         if not isinstance(concurrency_limit, int) or concurrency_limit < 1:
             raise ValueError(f"concurrency_limit must be an integer >= 1, got {concurrency_limit!r}.")
-        all_prompts = _to_prompts(prompts)
+        all_prompts = to_prompts(prompts)
         with ProgressBar(len(all_prompts), use_tqdm) as progress:
             return self._engine.beam_search(
                 all_prompts,
@@ -341,14 +341,6 @@ class _Request:
     params: SamplingParams
     priority: int
     lora_request: LoRARequest | None
-
-
-def _to_prompts(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
-    """One prompt becomes a list of it. A list that begins with an integer is one prompt of token ids."""
-    if isinstance(prompts, Sequence) and not isinstance(prompts, str):
-        is_many = not prompts or not isinstance(prompts[0], int)
-        return cast("Sequence[PromptType]", prompts if is_many else [prompts])
-    return [prompts]
 
 
 def _to_conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:

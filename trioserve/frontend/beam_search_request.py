@@ -75,7 +75,7 @@ async def _search(
     channel.is_counted = False
     channel.prompt_token_ids = tokenized.token_ids
     requests.register(channel)
-    requests.log(channel, params)
+    requests.log(channel.request_id, len(tokenized.token_ids), params)
     started = time.monotonic()
     reason = FinishReason.ABORT
     try:

@@ -13,7 +13,7 @@ from trioserve.frontend.adapters import Adapter
 from trioserve.frontend.admission import Place
 from trioserve.frontend.completion import Completion
 from trioserve.frontend.logprobs import PromptLogprobs
-from trioserve.link.messages import Add
+from trioserve.link.messages import Add, AddPooling
 from trioserve.outputs import FinishReason, RequestMetrics, RequestOutput
 from trioserve.sampling_params import RequestOutputKind
 
@@ -69,9 +69,10 @@ class OutputChannel:
     """Held for it, from its first round to its release."""
     deadline: float = math.inf
     """Of trio's clock: that of the scope in which the round was begun."""
-    adds: Sequence[Add] = ()
+    adds: Sequence[Add | AddPooling] = ()
     """What the engine was sent for this round, kept while another engine could take it over: until anything
-    has come of it. Empty where that is not wanted."""
+    has come of it (of texts that are pooled: those of which nothing has come). Empty where that is not
+    wanted."""
     num_cores: int = 0
     """Engine cores that were given this round."""
     _error: Exception | None = attrs.field(default=None, init=False)

@@ -34,6 +34,7 @@ class Completion:
     ) -> None:
         self.index = index
         self.num_tokens = 0
+        self.num_prompt_tokens = len(prompt_token_ids)
         self.finish_reason: FinishReason | None = None
         self.has_news = False
         self._stop_reason: int | str | None = None

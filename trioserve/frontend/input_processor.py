@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import attrs
 import trio
@@ -19,13 +19,18 @@ from trioserve.text import is_unicode
 from trioserve.validators import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from trioserve.config import EngineConfig, ResolvedModel
-    from trioserve.frontend.prompts import PromptType
+    from trioserve.frontend.prompts import PromptType, Truncation
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.sampling_params import SamplingParams
     from trioserve.token_constraints import TokenConstraints
 
 __all__ = ["InputProcessor", "Routing", "TokenizedPrompt"]
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 _LONG_TEXT = 4_000
 """Characters from which tokenizing (more than a millisecond) leaves the event loop."""
@@ -115,7 +120,7 @@ class InputProcessor:
         assert isinstance(parsed, AudioPrompt)
         if not self._hears:
             raise InvalidRequestError("This model takes text, and the prompt is audio.", parameter="prompt")
-        self._check_vocabulary(parsed.token_ids)
+        self.check_vocabulary(parsed.token_ids)
         digest = await trio.to_thread.run_sync(_digest, parsed.samples, limiter=self._tokenizing)
         audio = AudioInput(digest=digest, samples=parsed.samples)
         return TokenizedPrompt(None, parsed.token_ids, parsed.cache_salt, audio)
@@ -135,7 +140,7 @@ class InputProcessor:
             tokenized = await self._tokenize_whole(parsed)
         else:
             tokenized = TokenizedPrompt(parsed.text, parsed.token_ids, parsed.cache_salt)
-        self._check_vocabulary(tokenized.token_ids)
+        self.check_vocabulary(tokenized.token_ids)
         return tokenized
 
     async def _tokenize_whole(self, prompt: TextPrompt) -> TokenizedPrompt:
@@ -146,18 +151,32 @@ class InputProcessor:
         return TokenizedPrompt(None, prompt.truncation.of(token_ids), prompt.cache_salt)
 
     async def _encode(self, prompt: TextPrompt) -> list[int]:
-        if not is_unicode(prompt.text):
+        text = self.fit_text(prompt.text, prompt.truncation)
+        if text is not prompt.text:
+            prompt = attrs.evolve(prompt, text=text)
+        return await self.in_thread_if_long(self._tokenize_text, prompt, num_characters=len(text))
+
+    def fit_text(self, text: str, truncation: Truncation | None) -> str:
+        """What is to be tokenized of a text: cut, if even that would be too much.
+
+        Raises:
+          InvalidRequestError: it is no text, or too long, and no truncation was asked for.
+        """
+        if not is_unicode(text):
             raise InvalidRequestError("The prompt has halves of characters.", parameter="prompt")
-        size = len(prompt.text)
         most = self._model.max_model_len * _MAX_CHARACTERS_PER_TOKEN
-        if size > most:
-            if prompt.truncation is None:
-                raise self._too_long(f"the prompt has {size} characters")
-            prompt = attrs.evolve(prompt, text=prompt.truncation.of_text(prompt.text, most))
-            size = most
-        if size < _LONG_TEXT:
-            return self._tokenize_text(prompt)
-        return await trio.to_thread.run_sync(self._tokenize_text, prompt, limiter=self._tokenizing)
+        if len(text) <= most:
+            return text
+        if truncation is None:
+            raise self.too_long(f"the prompt has {len(text)} characters")
+        return truncation.of_text(text, most)
+
+    async def in_thread_if_long(self, tokenize: Callable[[T], R], what: T, *, num_characters: int) -> R:
+        """`tokenize(what)`: at once (no checkpoint), or of so many characters that it takes more than a
+        millisecond in a thread, whose end a cancellation waits for."""
+        if num_characters < _LONG_TEXT:
+            return tokenize(what)
+        return await trio.to_thread.run_sync(tokenize, what, limiter=self._tokenizing)
 
     def _tokenize_text(self, prompt: TextPrompt) -> list[int]:
         return self._tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
@@ -170,14 +189,19 @@ class InputProcessor:
         if length == 0:
             raise InvalidRequestError("The prompt is empty.", parameter="prompt")
         if length >= self._model.max_model_len:
-            raise self._too_long(f"the prompt has {length} tokens, which leaves no room for output")
+            raise self.too_long(f"the prompt has {length} tokens, which leaves no room for output")
 
-    def _too_long(self, found: str) -> PromptTooLongError:
+    def too_long(self, found: str) -> PromptTooLongError:
+        """`found`: how long, in words."""
         return PromptTooLongError(
             f"This model's maximum context length is {self._model.max_model_len} tokens, and {found}."
         )
 
-    def _check_vocabulary(self, token_ids: Sequence[int]) -> None:
+    def check_vocabulary(self, token_ids: Sequence[int]) -> None:
+        """
+        Raises:
+          InvalidRequestError: a token id is outside the vocabulary.
+        """
         highest = max(token_ids, default=0)
         if highest >= self._model.vocab_size:
             raise InvalidRequestError(
@@ -225,7 +249,7 @@ class InputProcessor:
           InvalidRequestError: prompt and `max_tokens` together are more than the context holds.
         """
         if prompt_length + max_tokens > self._model.max_model_len:
-            raise self._too_long(
+            raise self.too_long(
                 f"{prompt_length} tokens of prompt and max_tokens={max_tokens} are "
                 f"{prompt_length + max_tokens}"
             )

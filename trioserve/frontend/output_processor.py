@@ -11,8 +11,10 @@ import attrs
 from trioserve.errors import ClosedError, InvalidRequestError
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
+from trioserve.frontend.pooled_completion import PooledCompletion, no_result
 from trioserve.link.columns import unpack_freed, unpack_step
-from trioserve.link.messages import Refused
+from trioserve.link.messages import Refused, StepOutputs
+from trioserve.link.pooling_columns import unpack_pooled
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from trioserve.frontend.admission import Admission
     from trioserve.link.columns import RequestUpdate
-    from trioserve.link.messages import StepOutputs
+    from trioserve.link.messages import PooledOutputs
     from trioserve.observability.metrics import EngineMetrics
 
 __all__ = ["OutputProcessor"]
@@ -137,7 +139,7 @@ class OutputProcessor:
         if not channel.finished:
             channel.fail(type(error)(*error.args))  # its own copy: each consumer adds to the traceback
 
-    def process(self, message: StepOutputs | Refused) -> list[int]:
+    def process(self, message: StepOutputs | Refused | PooledOutputs) -> list[int]:
         """Take in what the engine sent. Returns the sequences that ended here and not in the engine (by a
         stop string, by an error of ours, by a refusal of another one of the same request): the engine must
         abort them.
@@ -145,7 +147,13 @@ class OutputProcessor:
         Raises:
           MessageError: the step is malformed; nothing of it was taken in.
         """
-        to_abort = self._refuse(message) if isinstance(message, Refused) else self._process_step(message)
+        if isinstance(message, StepOutputs):
+            to_abort = self._process_step(message)
+        elif isinstance(message, Refused):
+            to_abort = self._refuse(message)
+        else:
+            self._process_pooled(message)
+            to_abort = []
         self.note_aborts(to_abort)
         return to_abort
 
@@ -201,6 +209,26 @@ class OutputProcessor:
             channel.notify()
         return to_abort
 
+    def _process_pooled(self, outputs: PooledOutputs) -> None:
+        texts, freed = unpack_pooled(outputs), unpack_freed(outputs)
+        self._metrics.record_stats(outputs.stats)
+        self.admission.update(outputs.stats)
+        self._note_freed(freed, time.monotonic())
+        touched: dict[OutputChannel, set[int]] = {}
+        for text in texts:
+            sequence = self._sequences.pop(text.request_id, None)
+            if sequence is None:
+                continue  # released while the step ran
+            assert isinstance(sequence.completion, PooledCompletion), "only such are sent to be pooled"
+            touched.setdefault(sequence.channel, set()).add(text.request_id)
+            sequence.completion.take_in(text)
+            self._end(sequence, text.finish_reason)
+            if text.output is None:
+                sequence.channel.fail(no_result(text.finish_reason))
+        for channel, ended in touched.items():
+            channel.adds = [add for add in channel.adds if add.request_id not in ended]
+            channel.notify()
+
     def _note_freed(self, sequence_ids: Iterable[int], now: float) -> None:
         for sequence_id in sequence_ids:
             if (aborted_at := self._aborted.pop(sequence_id, None)) is not None:
@@ -237,7 +265,8 @@ class OutputProcessor:
         channel = sequence.channel
         if channel.is_counted:
             seconds = time.monotonic() - channel.arrival_time
-            self.count_end(reason, len(channel.prompt_token_ids), sequence.completion.num_tokens, seconds)
+            completion = sequence.completion
+            self.count_end(reason, completion.num_prompt_tokens, completion.num_tokens, seconds)
 
     @staticmethod
     def _leave(sequence: _Sequence) -> None:

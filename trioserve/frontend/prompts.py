@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import attrs
 
@@ -11,7 +11,16 @@ from trioserve.audio_input import MAX_AUDIO_SECONDS, SAMPLING_RATE
 from trioserve.errors import InvalidRequestError
 from trioserve.validators import boolean, optional, reject, shown
 
-__all__ = ["AudioPrompt", "PromptType", "TextPrompt", "TokensPrompt", "Truncation", "parse_prompt"]
+__all__ = [
+    "AudioPrompt",
+    "PairPrompt",
+    "PromptType",
+    "TextPrompt",
+    "TokensPrompt",
+    "Truncation",
+    "parse_prompt",
+    "to_prompts",
+]
 
 _MAX_AUDIO_SIZE = MAX_AUDIO_SECONDS * SAMPLING_RATE * 4
 
@@ -85,9 +94,27 @@ class AudioPrompt:
     """As of a TextPrompt."""
 
 
+@attrs.frozen
+class PairPrompt:
+    """Two texts that a model looks at together, for `encode` of a model that pools."""
+
+    text: str = attrs.field(validator=_is_text)
+    text_pair: str = attrs.field(validator=_is_text)
+    truncation: Truncation | None = None
+    """Of both together: the longer one loses first."""
+
+
 PromptType: TypeAlias = str | Sequence[int] | Mapping[str, Any] | TextPrompt | TokensPrompt | AudioPrompt
 """Text, token ids, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or one of the classes above. A dict may
 have a `cache_salt`, too."""
+
+
+def to_prompts(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
+    """One prompt becomes a list of it. A list that begins with an integer is one prompt of token ids."""
+    if isinstance(prompts, Sequence) and not isinstance(prompts, str):
+        is_many = not prompts or not isinstance(prompts[0], int)
+        return cast("Sequence[PromptType]", prompts if is_many else [prompts])
+    return [prompts]
 
 
 def parse_prompt(prompt: PromptType) -> TextPrompt | TokensPrompt | AudioPrompt:

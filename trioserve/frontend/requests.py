@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from trioserve.frontend.prompts import PromptType
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.link.client import EngineCoreClient
+    from trioserve.link.messages import AddPooling
     from trioserve.outputs import FinishReason, RequestOutput
+    from trioserve.pooling_params import PoolingParams
 
 __all__ = ["Requests", "Round", "SubmittedRequest"]
 
@@ -172,7 +174,7 @@ class Requests:
           ClosedError: the AsyncLLM was closed.
         """
         if channel.is_counted:
-            self.log(channel, work.params)
+            self.log(channel.request_id, len(channel.prompt_token_ids), work.params)
         self._outputs.register(channel, {})
         channel.deadline = trio.current_effective_deadline()
         try:
@@ -181,28 +183,55 @@ class Requests:
                 channel.adapter = work.routing.adapter.hold()
             ids = self._register_sequences(channel)
             adds = [self._make_add(i, index, channel, work) for index, i in enumerate(ids)]
-            self._send(client.add, channel, adds)
+            self._send(itertools.repeat(client.add), channel, adds)
+        except BaseException:
+            self.release(channel)
+            raise
+
+    def start_pooling(
+        self, channel: OutputChannel, adds: Sequence[AddPooling], params: PoolingParams
+    ) -> None:
+        """As `start`: send texts to an engine that pools, one for each of the channel's completions. Their
+        numbers and the time that is left are filled in here. If the first one is taken, all are."""
+        self.log(channel.request_id, sum(add.num_prompt_tokens for add in adds), params)
+        self._outputs.register(channel, {})
+        channel.deadline = trio.current_effective_deadline()
+        try:
+            client = self._get_client()
+            sends = itertools.chain([client.add], itertools.repeat(client.add_again))
+            self._send(sends, channel, _numbered(adds, self._register_sequences(channel), channel.deadline))
         except BaseException:
             self.release(channel)
             raise
 
     def _register_sequences(self, channel: OutputChannel) -> list[int]:
-        sequences = {next(self._sequence_ids): completion for completion in channel.completions}
+        unfinished = [completion for completion in channel.completions if completion.finish_reason is None]
+        sequences = {next(self._sequence_ids): completion for completion in unfinished}
         self._outputs.register(channel, sequences)
         return list(sequences)
 
-    def _send(self, send: Callable[[Add], None], channel: OutputChannel, adds: Sequence[Add]) -> None:
-        for add in adds:
+    def _send(
+        self,
+        sends: Iterable[Callable[[Add | AddPooling], None]],
+        channel: OutputChannel,
+        adds: Sequence[Add | AddPooling],
+    ) -> None:
+        for send, add in zip(sends, adds, strict=False):  # there may be more ways than adds
             send(add)
             self.admission.note_sent(add.num_prompt_tokens)
         if self._requeues:
             channel.adds = adds
             channel.num_cores += 1
 
-    def log(self, channel: OutputChannel, params: SamplingParams | BeamSearchParams) -> None:
+    def log(
+        self,
+        request_id: str,
+        num_prompt_tokens: int,
+        params: SamplingParams | BeamSearchParams | PoolingParams,
+    ) -> None:
         """A line about a request, where these are wanted."""
         if self._logs:
-            log.info("%s: %d prompt tokens, %r", channel.request_id, len(channel.prompt_token_ids), params)
+            log.info("%s: %d prompt tokens, %r", request_id, num_prompt_tokens, params)
 
     def _make_add(self, sequence_id: int, index: int, channel: OutputChannel, work: Round) -> Add:
         params = work.params
@@ -285,12 +314,8 @@ class Requests:
                 self._resubmit(client, channel, ids)
 
     def _resubmit(self, client: EngineCoreClient, channel: OutputChannel, ids: Sequence[int]) -> None:
-        time_left = _time_left(channel.deadline)
-        adds = [
-            attrs.evolve(add, request_id=i, time_left=time_left)
-            for i, add in zip(ids, channel.adds, strict=True)
-        ]
-        self._send(client.add_again, channel, adds)
+        adds = _numbered(channel.adds, ids, channel.deadline)
+        self._send(itertools.repeat(client.add_again), channel, adds)
 
 
 @attrs.frozen(eq=False)
@@ -312,6 +337,14 @@ class SubmittedRequest:
 
     async def aclose(self) -> None:
         """There is nothing to close, and this is no checkpoint."""
+
+
+def _numbered(
+    adds: Sequence[Add | AddPooling], ids: Sequence[int], deadline: float
+) -> Sequence[Add | AddPooling]:
+    """The same, to be sent now under these numbers."""
+    time_left = _time_left(deadline)
+    return [attrs.evolve(add, request_id=i, time_left=time_left) for i, add in zip(ids, adds, strict=True)]
 
 
 def _time_left(deadline: float) -> float | None:

@@ -59,6 +59,8 @@ class Tokenizer:
         path = Path(directory)
         try:
             backend = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+            backend.no_truncation()  # whoever saved it may have left these on
+            backend.no_padding()
         except Exception as error:  # the library raises bare Exception for whatever is wrong
             raise ModelNotSupportedError(f"{path / 'tokenizer.json'} cannot be read: {error}") from error
         config_path = path / "tokenizer_config.json"
@@ -75,6 +77,20 @@ class Tokenizer:
         (The library's plain `encode` would hold the GIL, so that a thread would not help.)
         """
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_plainly(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Of each text, without special tokens, which `finish` adds. Blocking, as `encode`."""
+        return self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+
+    def finish(
+        self, first: tokenizers.Encoding, second: tokenizers.Encoding | None = None
+    ) -> tokenizers.Encoding:
+        """One text, or a pair of them, with special tokens and type ids."""
+        return self.backend.post_process(first, second, True)
+
+    def num_special_tokens(self, *, is_pair: bool) -> int:
+        """How many `finish` adds."""
+        return self.backend.num_special_tokens_to_add(is_pair)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that form no character become U+FFFD."""

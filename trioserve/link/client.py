@@ -14,9 +14,11 @@ from trioserve.link.messages import (
     PROTOCOL_VERSION,
     Abort,
     Add,
+    AddPooling,
     Fatal,
     Hello,
     MessageError,
+    PooledOutputs,
     Ready,
     Refused,
     StepOutputs,
@@ -111,7 +113,7 @@ class EngineCoreClient:
         self._next_call_id = 0
         self._end: TrioserveError | None = None
 
-    def add(self, request: Add) -> None:
+    def add(self, request: Add | AddPooling) -> None:
         """Start a sequence.
 
         Raises:
@@ -128,8 +130,9 @@ class EngineCoreClient:
         `add` refuses what is too much. (Once the core is gone, there is room; `add` then says so.)"""
         await self._stream.wait_room()
 
-    def add_again(self, request: Add) -> None:
-        """As `add`, of one that another core took already: whether there is room or not."""
+    def add_again(self, request: Add | AddPooling) -> None:
+        """As `add`, whether there is room or not: of one that another core took already, or of a request with
+        many sequences of which the first one was taken."""
         self._check_alive()
         self._stream.send_nowait(request)
 
@@ -166,7 +169,7 @@ class EngineCoreClient:
             call_id, self._next_call_id = self._next_call_id, self._next_call_id + 1
             self._stream.send_nowait(Utility(call_id=call_id, method=method, args=list(args)))
 
-    async def receive(self) -> StepOutputs | Refused:
+    async def receive(self) -> StepOutputs | Refused | PooledOutputs:
         """What the next step gave, or that a sequence is not run.
 
         Raises:
@@ -175,7 +178,7 @@ class EngineCoreClient:
         while True:
             message = await self._receive()
             match message:
-                case StepOutputs() | Refused():
+                case StepOutputs() | Refused() | PooledOutputs():
                     return message
                 case UtilityResult():
                     self._answer(message)

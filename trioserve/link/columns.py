@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from trioserve.core.stats import CoreStats
     from trioserve.core.step_result import StepResult
+    from trioserve.link.messages import PooledOutputs
 
 __all__ = ["RequestUpdate", "pack_step", "unpack_freed", "unpack_step", "unpack_token_ids"]
 
@@ -99,7 +100,7 @@ def unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:
         raise MessageError(f"StepOutputs: {error}") from error
 
 
-def unpack_freed(outputs: StepOutputs) -> Sequence[int]:
+def unpack_freed(outputs: StepOutputs | PooledOutputs) -> Sequence[int]:
     """The ids of aborted sequences that are free.
 
     Raises:
@@ -108,7 +109,7 @@ def unpack_freed(outputs: StepOutputs) -> Sequence[int]:
     try:
         return array("q", outputs.freed)
     except ValueError as error:
-        raise MessageError(f"StepOutputs.freed: {error}") from error
+        raise MessageError(f"{type(outputs).__name__}.freed: {error}") from error
 
 
 def _unpack_step(outputs: StepOutputs) -> Iterator[RequestUpdate]:

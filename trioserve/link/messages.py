@@ -9,6 +9,9 @@ request, because 256 small objects cost fifty times more than four arrays.
              ◀──────────────────────────  Ready | Fatal
       Add, Abort, Utility  ────────────▶
              ◀──────────────────────────  StepOutputs, Refused, UtilityResult
+      or, to a model that pools:
+      AddPooling, Abort, Utility  ─────▶
+             ◀──────────────────────────  PooledOutputs, Refused, UtilityResult
              ◀──────────────────────────  Fatal, then end of file
 """
 
@@ -23,6 +26,7 @@ from trioserve.audio_input import AudioInput
 from trioserve.config import EngineConfig, ResolvedModel
 from trioserve.core.stats import CoreStats
 from trioserve.errors import TrioserveError
+from trioserve.pooling_params import PoolingParams
 from trioserve.sampling_params import SamplingParams
 from trioserve.token_constraints import TokenConstraints
 
@@ -30,12 +34,14 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Abort",
     "Add",
+    "AddPooling",
     "CutOffError",
     "Fatal",
     "Hello",
     "LogprobColumns",
     "Message",
     "MessageError",
+    "PooledOutputs",
     "Ready",
     "Refused",
     "StepOutputs",
@@ -120,8 +126,28 @@ class Add:
 
 
 @attrs.frozen(kw_only=True)
+class AddPooling:
+    """Pool a text. `params.task` is set."""
+
+    request_id: int
+    """As of `Add`."""
+    prompt_token_ids: bytes
+    """int32."""
+    token_type_ids: bytes = b""
+    """uint8 per token: which text of a pair it belongs to; empty: all 0."""
+    params: PoolingParams
+    time_left: float | None
+    """As of `Add`."""
+    priority: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids) // 4
+
+
+@attrs.frozen(kw_only=True)
 class Refused:
-    """A sequence of `Add` is not run, because of what was asked for; nothing else is sent of it."""
+    """A sequence, or a text, is not run, because of what was asked for; nothing else is sent of it."""
 
     request_id: int
     message: str
@@ -196,7 +222,38 @@ class StepOutputs:
     them. Sent as soon as it is so: at once, or when the step that computes them is back."""
 
 
-Message = Hello | Ready | Fatal | Add | Abort | Utility | UtilityResult | StepOutputs | Refused
+@attrs.frozen(kw_only=True)
+class PooledOutputs:
+    """What a step of a model that pools gave, one entry per text that has ended; may be empty."""
+
+    request_ids: bytes
+    """int64."""
+    finish_reasons: bytes
+    """uint8 per text: `FinishReason`; STOP where there is a result."""
+    num_rows: bytes
+    """int32 per text: one per token, or -1 where there is one result for the whole text."""
+    num_values: bytes
+    """int32 per text: how many of `values` are its own, in all of its rows."""
+    values: bytes
+    """float32, all texts' values in order."""
+    stats: CoreStats
+    freed: bytes = b""
+    """As of `StepOutputs`."""
+
+
+Message = (
+    Hello
+    | Ready
+    | Fatal
+    | Add
+    | Abort
+    | Utility
+    | UtilityResult
+    | StepOutputs
+    | Refused
+    | AddPooling
+    | PooledOutputs
+)
 
 # The position is the type byte: append only.
 _CLASSES: tuple[type[Message], ...] = (
@@ -209,6 +266,8 @@ _CLASSES: tuple[type[Message], ...] = (
     UtilityResult,
     StepOutputs,
     Refused,
+    AddPooling,
+    PooledOutputs,
 )
 _CODES = {kind: bytes([code]) for code, kind in enumerate(_CLASSES)}
 _encoder = msgspec.msgpack.Encoder()
