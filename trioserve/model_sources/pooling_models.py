@@ -188,9 +188,10 @@ def _class_pooler(files: PoolingFiles, purpose: Purpose, wanted: ModelConfig) ->
 
 
 def _usual_pooling(config: Mapping[str, Any]) -> PoolingType:
-    """Of models that say nothing: BERT and what is named after it begins with a token for the whole text; in
-    others, which read from left to right, only the last token has seen all."""
-    return "cls" if "bert" in str(config.get("model_type")) else "last"
+    """Of models that say nothing: BERT and its kin begin with a token for the whole text; in others, which
+    read from left to right, only the last token has seen all."""
+    model_type = str(config.get("model_type"))
+    return "cls" if any(name in model_type for name in ("bert", "electra", "ernie")) else "last"
 
 
 def _class_pooling(classes: _Classes, config: Mapping[str, Any]) -> PoolingType:
