@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers_pooling import data_of, pooled, random_texts, resolve, runner_of, save_random, sequences
+from helpers_pooling_models import data_of, pooled, random_texts, resolve, runner_of, save_random, sequences
 from trioserve.config import DenseModule, PoolerConfig
 from trioserve.pooling_params import PoolingParams
 
