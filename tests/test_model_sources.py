@@ -8,13 +8,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
 from helpers_model_sources import GgufFile, model_config
 from trioserve.config import GenerationDefaults, ResolvedModel
 from trioserve.errors import InvalidConfigError, ModelNotSupportedError, ModelSourceError
-from trioserve.model_sources import SilentProgress, TerminalProgress, resolve_model
+from trioserve.model_sources import PACKAGED_MODELS, SilentProgress, TerminalProgress, resolve_model
 from trioserve.model_sources.cache import cache_root, publish_directory
 from trioserve.model_sources.helper_process import call_helper
 
@@ -232,9 +233,13 @@ def test_a_name_that_is_nothing(name: str) -> None:
     assert all(word in str(caught.value) for word in [repr(name), "smollm2-135m", "hub id", ".gguf"])
 
 
-def test_a_packaged_model_of_another_kind_is_refused_before_it_is_fetched(no_children: None) -> None:
-    with pytest.raises(ModelNotSupportedError, match=r"whisper-tiny\.en.*WhisperForCond.*LlamaForCausalLM"):
-        resolve("whisper-tiny.en")
+def test_a_packaged_model_of_another_kind_is_refused_before_it_is_fetched(
+    no_children: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = attrs.evolve(PACKAGED_MODELS["smollm2-135m"], name="other", architecture="T5ForTranslation")
+    monkeypatch.setitem(PACKAGED_MODELS, "other", other)
+    with pytest.raises(ModelNotSupportedError, match=r"other.*T5ForTranslation.*LlamaForCausalLM"):
+        resolve("other")
 
 
 def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:

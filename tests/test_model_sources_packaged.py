@@ -199,6 +199,7 @@ def test_the_table() -> None:
         "qwen2.5-coder-0.5b",
         "minilm-l6",
         "whisper-tiny.en",
+        "whisper-base",
     }
     for name, model in PACKAGED_MODELS.items():
         assert model.name == name

@@ -6,6 +6,7 @@
               │                                         ├─ gguf_architectures ── gguf_llama, ...
               │                                         ├─ gguf_tokenizer ── gguf_vocabulary, ...
               │                                         └─ gguf_rope, gguf_weights, safetensors_writer
+              ├─ conversion ─(process)─> convert_ctranslate2 ── ctranslate2_file, ctranslate2_whisper
               └─ directories ─┬─ servable a Hugging Face directory -> ResolvedModel, or why it cannot be
                               └─ quantized                                      served, or not so
 

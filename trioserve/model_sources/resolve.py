@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from trioserve.errors import ModelSourceError
 from trioserve.model_sources import packaged
-from trioserve.model_sources.conversion import convert_gguf
+from trioserve.model_sources.conversion import convert_ctranslate2, convert_gguf
+from trioserve.model_sources.ctranslate2_file import is_ctranslate2
 from trioserve.model_sources.directories import describe
 from trioserve.model_sources.hub import HubReference, fetch_model, fetch_tokenizer
 from trioserve.model_sources.progress import Progress, TerminalProgress
@@ -25,8 +26,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def resolve_model(config: ModelConfig, progress: Progress | None = None) -> ResolvedModel:
     """Find the model that `config.model` names, bring it here if need be, and say what it is.
 
-    Tried in this order: a directory, a .gguf file, a packaged model, a hub id. What had to be fetched or
-    converted stays in the cache; the next call finds it there without network or child process.
+    Tried in this order: a directory (in Hugging Face's layout, or a Whisper model in CTranslate2's), a .gguf
+    file, a packaged model, a hub id. What had to be fetched or converted stays in the cache; the next call
+    finds it there without network or child process.
 
     Blocking: call it in a worker thread. Owns the processes that it starts (pip, the hub's client, the GGUF
     conversion): they have ended when it returns or raises. Cancelling the task that waits in
@@ -50,16 +52,20 @@ def resolve_model(config: ModelConfig, progress: Progress | None = None) -> Reso
 def _locate(config: ModelConfig, progress: Progress) -> Path:
     path = Path(config.model).expanduser()
     if path.is_dir():
-        return path.absolute()
+        return _from_directory(path.absolute(), progress)
     if path.is_file():
         return _from_file(path.absolute(), progress)
     if (model := packaged.PACKAGED_MODELS.get(config.model)) is not None:
         check_architecture(model.architecture, where=f"The packaged model {model.name}")
         found = packaged.locate_packaged(model, progress)
-        return found if found.is_dir() else _from_file(found, progress)
+        return (_from_directory if found.is_dir() else _from_file)(found, progress)
     if _HUB_ID.fullmatch(config.model) is None:
         raise _not_found(config.model)
     return fetch_model(HubReference(config.model, config.revision, config.hf_token), progress)
+
+
+def _from_directory(path: Path, progress: Progress) -> Path:
+    return convert_ctranslate2(path, progress) if is_ctranslate2(path) else path
 
 
 def _from_file(path: Path, progress: Progress) -> Path:
@@ -93,6 +99,6 @@ def _not_found(name: str) -> ModelSourceError:
 def _forms() -> str:
     names = [name for name, model in packaged.PACKAGED_MODELS.items() if is_servable(model.architecture)]
     return (
-        "A model is a Hugging Face directory, a .gguf file, a hub id (OWNER/NAME) or the name of a packaged "
-        f"model ({', '.join(names)})."
+        "A model is a directory (Hugging Face's, or CTranslate2's of Whisper), a .gguf file, a hub id "
+        f"(OWNER/NAME) or the name of a packaged model ({', '.join(names)})."
     )

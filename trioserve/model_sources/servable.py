@@ -7,7 +7,7 @@ from typing import Any
 
 from trioserve.errors import ModelNotSupportedError
 from trioserve.model_sources.purposes import POOLING_ARCHITECTURES, natural_purpose
-from trioserve.models.registry import SUPPORTED
+from trioserve.models.registry import SPEECH, SUPPORTED
 
 __all__ = ["architecture_of", "check_architecture", "check_servable", "is_servable"]
 
@@ -17,7 +17,7 @@ _ROPE_TYPES = ("default", "linear", "llama3")
 def is_servable(architecture: str) -> bool:
     """Of models that generate, those with an implementation of ours; of others all, as far as can be said
     before the engine core has asked transformers."""
-    return architecture in SUPPORTED or natural_purpose(architecture) != "generate"
+    return architecture in (*SUPPORTED, *SPEECH) or natural_purpose(architecture) != "generate"
 
 
 def check_servable(config: Mapping[str, Any], *, where: str) -> None:
@@ -57,7 +57,8 @@ def architecture_of(config: Mapping[str, Any], *, where: str) -> str:
 
 def _supported() -> str:
     return (
-        f"Supported are: {', '.join(sorted(SUPPORTED))}; and with runner=pooling what transformers has of "
+        f"Supported are: {', '.join(sorted((*SUPPORTED, *SPEECH)))}; and "
+        "with runner=pooling what transformers has of "
         f"{', '.join(POOLING_ARCHITECTURES)}, and ...ForCausalLM with convert=embed."
     )
 

@@ -10,7 +10,7 @@ from trioserve.errors import ModelNotSupportedError
 if TYPE_CHECKING:
     from trioserve.models.decoder import DecoderModel
 
-__all__ = ["SUPPORTED", "check_supported", "load_class"]
+__all__ = ["SPEECH", "SUPPORTED", "check_supported", "load_class"]
 
 SUPPORTED: dict[str, str] = {
     "Gemma3ForCausalLM": "trioserve.models.gemma3:Gemma3ForCausalLM",
@@ -18,6 +18,9 @@ SUPPORTED: dict[str, str] = {
     "Qwen2ForCausalLM": "trioserve.models.qwen2:Qwen2ForCausalLM",
 }
 """Architecture, as in config.json's `architectures` -> "module:class". Reading it imports no torch."""
+
+SPEECH = ("WhisperForConditionalGeneration",)
+"""Architectures that hear; `trioserve.worker.whisper_executor` runs them."""
 
 
 def load_class(architecture: str) -> type[DecoderModel]:
