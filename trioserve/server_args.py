@@ -277,6 +277,16 @@ class ServerArgs:
         seconds("write_timeout"),
         default=30.0,
     )
+    websocket_ping_interval: float = arg(
+        "seconds without a byte after which the client of a WebSocket gets a ping; 0: never",
+        seconds("websocket_ping_interval"),
+        default=20.0,
+    )
+    websocket_ping_timeout: float = arg(
+        "seconds after a ping in which such a client must be heard, or it is dropped",
+        _positive_seconds("websocket_ping_timeout"),
+        default=20.0,
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.uds is not None and self.fd is not None:

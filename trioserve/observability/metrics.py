@@ -166,6 +166,7 @@ class EngineMetrics(Collector):
         self._label_names = ("model_name", "engine")
         self._label_values = (model_name, engine)
         self._levels = _Levels()
+        self._num_websockets = 0
         self._counters = _Counters()
         lengths = one_two_five(max_model_len)
         self._first_token = Histogram(
@@ -259,6 +260,10 @@ class EngineMetrics(Collector):
         refused = self._counters.refused
         refused[reason] = refused.get(reason, 0) + 1
 
+    def record_websocket(self, change: int) -> None:
+        """A WebSocket was opened (1) or has ended (-1)."""
+        self._num_websockets += change
+
     def record_expiry(self) -> None:
         """A request ran out of time: its deadline has passed, or the server's shutdown has ended it."""
         self._counters.expired += 1
@@ -308,6 +313,7 @@ class EngineMetrics(Collector):
             ("num_requests_running", "Requests in the running batch.", levels.running),
             ("num_requests_waiting", "Requests that wait to be scheduled.", levels.waiting),
             ("num_prompt_tokens_waiting", "Prompt tokens of those that wait.", levels.queued_tokens),
+            ("websockets_open", "WebSockets whose handlers run.", self._num_websockets),
             ("kv_cache_usage_perc", "KV blocks in use, from 0 to 1.", levels.kv_cache_usage),
         ):
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=self._label_names)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from trioserve.observability.metrics import PREFIX
@@ -31,6 +31,7 @@ class ServerCounts(Collector):
     def __init__(self) -> None:
         self._refused: dict[str, int] = {}
         self._expired = 0
+        self._num_websockets = 0
 
     def record_refusal(self, reason: str) -> None:
         """As that of `EngineMetrics`."""
@@ -40,12 +41,19 @@ class ServerCounts(Collector):
         """As that of `EngineMetrics`."""
         self._expired += 1
 
+    def record_websocket(self, change: int) -> None:
+        """As that of `EngineMetrics`."""
+        self._num_websockets += change
+
     def collect(self) -> Iterable[Metric]:
         """For the registry."""
         labels = ("model_name", "engine")
         expired = CounterMetricFamily(f"{PREFIX}requests_expired", "", labels=labels)
         expired.add_metric(("", ""), self._expired)
         yield expired
+        websockets = GaugeMetricFamily(f"{PREFIX}websockets_open", "", labels=labels)
+        websockets.add_metric(("", ""), self._num_websockets)
+        yield websockets
         refused = CounterMetricFamily(f"{PREFIX}requests_refused", "", labels=(*labels, "reason"))
         for reason, count in self._refused.items():
             refused.add_metric(("", "", reason), count)

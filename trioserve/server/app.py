@@ -103,6 +103,7 @@ def _empty_app(args: ServerArgs, counts: EngineMetrics | ServerCounts) -> App:
     app.config["BODY_TIMEOUT"] = args.body_timeout
     app.time_limits = TimeLimits.of(args)
     app.count_expired, app.count_refusal = counts.record_expiry, counts.record_refusal
+    app.count_websockets = counts.record_websocket
     install_error_handler(app)
     identify_requests(app)
     name_requests(app)

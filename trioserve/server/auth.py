@@ -5,8 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, cast
 
-from quart import Quart, g, request
+from quart import Quart, Websocket, g
 
+from trioserve.server.current_request import current_request
 from trioserve.server.errors import unauthorized
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from trioserve.server.api_keys import ApiKeys
 
 __all__ = ["client_of_request", "require_keys"]
+
+
+_KEY = "openai-insecure-api-key."
+"""What follows it, in the name of a subprotocol, is a key: scripts of pages can set no headers."""
 
 
 def client_of_request() -> str:
@@ -35,22 +40,28 @@ def require_keys(app: Quart, keys: ApiKeys, open_paths: Collection[str]) -> None
         key = _given_key() if keys else None
         digest = None if key is None else keys.find(key)
         g.client = f"address:{_network()}" if digest is None else f"key:{digest}"
-        if keys and digest is None and request.path not in open_paths:
+        if keys and digest is None and current_request().path not in open_paths:
             raise unauthorized(given=key is not None)
 
     app.before_request(check)
+    app.before_websocket(check)
 
 
 def _given_key() -> bytes | None:
-    """A bearer token, or else what clients of Anthropic's API send."""
+    """A bearer token, or else what clients of Anthropic's API send, or else what browsers can send with a
+    WebSocket."""
+    request = current_request()
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     key = token if scheme.lower() == "bearer" else request.headers.get("X-Api-Key")
+    if key is None and isinstance(request, Websocket):
+        offered = request.requested_subprotocols
+        key = next((name.removeprefix(_KEY) for name in offered if name.startswith(_KEY)), None)
     # ASGI servers show a header's bytes as Latin-1.
     return None if key is None else key.strip(" \t").encode("latin-1")
 
 
 def _network() -> str:
-    host, *_ = request.scope.get("client") or ("unix",)
+    host, *_ = current_request().scope.get("client") or ("unix",)
     try:
         address = ipaddress.IPv6Address(str(host).partition("%")[0])
     except ValueError:  # IPv4, or whatever else an ASGI server tells

@@ -17,6 +17,7 @@ from trioserve.server.byte_streams import GONE, PlainBytes, SocketBytes, TlsByte
 from trioserve.server.h2_protocol import Http2Protocol
 from trioserve.server.h11_protocol import Http1Protocol
 from trioserve.server.http_context import MAX_DISCARD, error_body, format_address
+from trioserve.server.websocket.frames import WebsocketProtocol
 
 if TYPE_CHECKING:
     from hypercorn.typing import TaskGroup as AnyTaskGroup
@@ -60,7 +61,7 @@ class Connection:
         self._socket = stream.socket
         self._bytes: ByteStream = PlainBytes(self._socket)
         # None until it is known, by TLS, or by a first byte: connections that wait are many, and cost little.
-        self._protocol: Http1Protocol | Http2Protocol | None = None
+        self._protocol: Http1Protocol | Http2Protocol | WebsocketProtocol | None = None
         self._write_lock = trio.Lock()  # held only by a write that has to wait
         self._writes = 0
         # Ends the reader: its deadline is the idle timeout between requests, and the patience of a close.
@@ -93,8 +94,9 @@ class Connection:
                 self._socket.close()
 
     def drain(self) -> None:
-        """Close now if idle. A request whose head has begun to arrive will be answered with 503."""
-        if isinstance(self._protocol, Http2Protocol):
+        """Close now if idle. A request whose head has begun to arrive will be answered with 503. A
+        WebSocket is its application's to close."""
+        if isinstance(self._protocol, Http2Protocol | WebsocketProtocol):
             self._protocol.drain()
         elif self._idle and not (self._protocol and self._protocol.has_unparsed_bytes):
             self._reading.cancel()
@@ -106,6 +108,10 @@ class Connection:
 
     def resume(self) -> None:
         self._waiting.cancel()
+
+    def switch(self, protocol: WebsocketProtocol) -> None:
+        self._protocol = protocol
+        self.resume()
 
     def close(self) -> None:
         """Write no more, and end once the client cannot lose what was written.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import attrs
-from quart import Quart, Response, request
+from quart import Quart, Response, request, websocket
 
+from trioserve.server.errors import origin_not_allowed
 from trioserve.server.replies import empty_reply
 from trioserve.server_args import ServerArgs
 
@@ -24,11 +25,13 @@ def allow_origins(app: Quart, args: ServerArgs) -> None:
     """Answer preflights, and mark responses, errors too, as readable for pages of `args.allowed_origins`.
 
     Must come before what demands a key: browsers send none with a preflight. Without origins nothing is added
-    to `app`: browsers then let no page of another origin read anything.
+    to responses: browsers then let no page of another origin read anything. WebSockets of such pages are
+    refused.
     """
+    rules = _Rules(args)
+    app.before_websocket(rules.check_origin)
     if not args.allowed_origins:
         return
-    rules = _Rules(args)
     app.before_request(rules.answer_preflight)
     app.after_request(rules.mark)
 
@@ -36,6 +39,19 @@ def allow_origins(app: Quart, args: ServerArgs) -> None:
 @attrs.frozen
 class _Rules:
     _args: ServerArgs
+
+    async def check_origin(self) -> None:
+        """A browser lets any page open a WebSocket, and leaves it to the server to look who that is. Who is
+        no browser says nothing.
+
+        Raises:
+          ApiError: it is a page of another origin, which is not allowed (403).
+        """
+        origin = websocket.headers.get("Origin")
+        if origin is None or {"*", origin} & {*self._args.allowed_origins}:
+            return
+        if origin.partition("://")[2] != websocket.headers.get("Host"):
+            raise origin_not_allowed(origin)
 
     async def answer_preflight(self) -> Response | None:
         """200 for every path, whether it exists or not; what is granted is in the headers (see `mark`)."""

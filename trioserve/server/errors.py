@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import msgspec
-from quart import Quart, Response, g, request
+from quart import Quart, Response, g, has_request_context
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestTimeout
+from werkzeug.routing import WebsocketMismatch
 
 from trioserve.errors import (
     ClosedError,
@@ -25,6 +26,7 @@ from trioserve.errors import (
     TrioserveError,
 )
 from trioserve.outputs import FinishReason
+from trioserve.server.current_request import current_request
 from trioserve.server.error_envelopes import error_object
 from trioserve.server.protocol.errors import ErrorDetail
 from trioserve.server.protocol.lists import shorten
@@ -43,6 +45,7 @@ __all__ = [
     "model_not_found",
     "naming",
     "not_ready",
+    "origin_not_allowed",
     "public_finish_reason",
     "rate_limited",
     "rename",
@@ -114,6 +117,11 @@ def unsupported_content_encoding(encoding: str) -> ApiError:
 def body_too_large(limit: int) -> ApiError:
     message = f"The body is larger than {limit} bytes."
     return ApiError(Failure(413, ErrorDetail(message, INVALID_REQUEST, None, "request_too_large")))
+
+
+def origin_not_allowed(origin: str) -> ApiError:
+    message = f"Pages of {shorten(origin)} may not open a WebSocket here."
+    return ApiError(Failure(403, ErrorDetail(message, INVALID_REQUEST, None, "origin_not_allowed")))
 
 
 def not_ready(reason: str, models: Sequence[str] = ()) -> ApiError:
@@ -191,7 +199,7 @@ def describe(error: Exception) -> Failure:
             return error.failure
         case PromptTooLongError():
             # Clients look for this code to shorten their prompt and try again.
-            param = "messages" if "/chat/completions" in request.path else error.parameter
+            param = "messages" if "/chat/completions" in current_request().path else error.parameter
             return Failure(400, ErrorDetail(str(error), INVALID_REQUEST, param, "context_length_exceeded"))
         case LoRANotFoundError():
             param = "model" if error.parameter == "lora_request" else error.parameter
@@ -232,7 +240,7 @@ def _describe_http(error: HTTPException) -> Failure:
     """Of what Quart raises before, or instead of, a handler of ours."""
     status = error.code or 500
     headers: dict[str, str] = {}
-    method, path = request.method[:_MAX_METHOD], request.path[:_MAX_PATH]
+    method, path = current_request().method[:_MAX_METHOD], current_request().path[:_MAX_PATH]
     code = None
     match error:
         case NotFound():
@@ -241,6 +249,10 @@ def _describe_http(error: HTTPException) -> Failure:
             headers["Allow"] = ", ".join(sorted(error.valid_methods or ()))
             message = f"{method} is not allowed on {path}; allowed: {headers['Allow']}."
             code = "method_not_supported"
+        case WebsocketMismatch():
+            is_plain = has_request_context()
+            message = f"{path} {'is' if is_plain else 'is no'} WebSocket."
+            code = "websocket_expected" if is_plain else "no_websocket"
         case RequestTimeout():
             message, code = "The body did not arrive in time.", "request_timeout"
         case _:
@@ -254,7 +266,7 @@ def install_error_handler(app: Quart) -> None:
 
     async def answer(error: Any) -> Response:
         failure = describe(error)
-        content = error_object(request.path, failure.status, failure.detail, g.get("request_id"))
+        content = error_object(current_request().path, failure.status, failure.detail, g.get("request_id"))
         body = msgspec.json.encode(content)
         return Response(body, failure.status, dict(failure.headers), content_type="application/json")
 

@@ -7,7 +7,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import attrs
 import h11
 import trio
 from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClosed
@@ -15,6 +14,9 @@ from hypercorn.protocol.events import Body, EndBody, Event, Response, StreamClos
 from trioserve.server.http_context import error_body
 from trioserve.server.request_ids import REQUEST_ID_HEADER, given_request_id, is_request_id
 from trioserve.server.request_stream import STREAM_ID, RequestStream
+from trioserve.server.websocket.frames import WebsocketProtocol
+from trioserve.server.websocket.handshake import Handshake, Refusal, asks_for_websocket, read_handshake
+from trioserve.server.websocket.stream import WebsocketStream
 
 if TYPE_CHECKING:
     from hypercorn.typing import TaskGroup
@@ -52,22 +54,20 @@ class Transport(Protocol):
     def resume(self) -> None:
         """Have the reader call `Http1Protocol.parse`, without waiting for more bytes."""
 
+    def switch(self, protocol: WebsocketProtocol) -> None:
+        """What the client sends from now on is for `protocol`, whose `parse` the reader calls."""
+
     def close(self) -> None:
         """Nothing more will be written."""
-
-
-@attrs.frozen
-class _Refusal:
-    status: int
-    message: str
 
 
 class Http1Protocol:
     """One request at a time, in order; what a client sends ahead waits in h11's buffer, up to a bound.
 
     Takes the place of hypercorn's `H11Protocol`, and differs in this: it never stops the reader, so the end
-    of the connection is seen while a request runs; it speaks neither HTTP/2 nor WebSocket (`Upgrade` is
-    ignored, as the standard allows); it answers broken and unwelcome requests with an OpenAI error object;
+    of the connection is seen while a request runs; it does not speak HTTP/2, and leaves the connection to
+    `WebsocketProtocol` once a handshake was accepted (any other `Upgrade` is ignored, as the standard
+    allows); it answers broken and unwelcome requests with an OpenAI error object;
     the head of a response goes out with the first part of its body, as ASGI demands.
 
     `parse` and `receive` are for the connection's reader, `send_event` is for the request's task.
@@ -86,7 +86,7 @@ class Http1Protocol:
         self._addresses = addresses
         self._transport = transport
         self._h11 = _open_h11(context.limits.max_header_bytes)
-        self._stream: RequestStream | None = None
+        self._stream: RequestStream | WebsocketStream | None = None
         self._method = self._target = _UNKNOWN
         self._request_id = b""  # as the client gave it, if it may be said back
         self._body_size = 0
@@ -163,6 +163,16 @@ class Http1Protocol:
             case StreamClosed():
                 self._recycle()
 
+    async def switch(self, headers: list[tuple[bytes, bytes]], stream: WebsocketStream) -> WebsocketProtocol:
+        """Accept a handshake, with these headers. From then on the connection is for what is returned."""
+        await self._transport.write(
+            self._h11.send(h11.InformationalResponse(status_code=101, headers=headers))
+        )
+        limits = self._context.limits
+        websocket = WebsocketProtocol(limits, self._transport, self._tasks, stream, self._unparsed)
+        self._transport.switch(websocket)
+        return websocket
+
     @property
     def _unparsed(self) -> bytes:
         return self._h11.trailing_data[0]
@@ -178,7 +188,7 @@ class Http1Protocol:
             return h11.PAUSED
         return self._h11.next_event()
 
-    async def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> _Refusal | None:
+    async def _take(self, event: h11.Request | h11.Data | h11.EndOfMessage) -> Refusal | None:
         if isinstance(event, h11.Request):
             return self._take_request(event)
         assert self._stream is not None
@@ -191,7 +201,7 @@ class Http1Protocol:
         await self._stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
         return None
 
-    def _take_request(self, request: h11.Request) -> _Refusal | None:
+    def _take_request(self, request: h11.Request) -> Refusal | None:
         self._method, self._target = bytes(request.method), bytes(request.target)
         self._request_id = given_request_id(request.headers)
         self._body_size = 0
@@ -200,42 +210,52 @@ class Http1Protocol:
             return refusal
         target = _origin_form(self._method, self._target)
         if target is None:
-            return _Refusal(400, "The target of the request must be a path.")
-        # Through TLS, nothing is ever sent without waiting.
-        send_now = self._send_body_now if self._context.certificates is None else None
-        self._stream = RequestStream(
-            self._context, self._tasks, self._addresses, self.send_event, send_now=send_now
-        )
+            return Refusal(400, "The target of the request must be a path.")
+        if asks_for_websocket(request):
+            handshake = read_handshake(request)
+            if isinstance(handshake, Refusal):
+                return handshake
+            self._stream = self._make_websocket(handshake)
+        else:
+            self._stream = self._make_stream()
         self._stream.begin(request, target)
         return None
 
-    def _objection(self, request: h11.Request) -> _Refusal | None:
+    def _make_stream(self) -> RequestStream:
+        # Through TLS, nothing is ever sent without waiting.
+        send_now = self._send_body_now if self._context.certificates is None else None
+        return RequestStream(self._context, self._tasks, self._addresses, self.send_event, send_now=send_now)
+
+    def _make_websocket(self, handshake: Handshake) -> WebsocketStream:
+        return WebsocketStream(self._context, self._tasks, self._addresses, self, handshake)
+
+    def _objection(self, request: h11.Request) -> Refusal | None:
         if request.http_version not in {b"1.0", b"1.1"}:
-            return _Refusal(505, "Only HTTP/1.1 is spoken here.")
+            return Refusal(505, "Only HTTP/1.1 is spoken here.")
         if self._method != self._method.upper():
             # ASGI has methods in capitals only; to h11, "head" is not HEAD (RFC 9110, section 9.1).
-            return _Refusal(501, "Methods are spelled in capital letters.")
+            return Refusal(501, "Methods are spelled in capital letters.")
         if self._context.draining:
-            return _Refusal(503, "The server is shutting down.")
+            return Refusal(503, "The server is shutting down.")
         headers = dict(request.headers)
         if b"transfer-encoding" in headers and (
             b"content-length" in headers or request.http_version == b"1.0"
         ):
             # A proxy in front may see the body end elsewhere (RFC 9112, section 6.1).
-            return _Refusal(400, "Transfer-Encoding goes neither with Content-Length nor with HTTP/1.0.")
+            return Refusal(400, "Transfer-Encoding goes neither with Content-Length nor with HTTP/1.0.")
         if int(headers.get(b"content-length", 0)) > self._context.limits.max_body_size:
             return self._body_too_large()
         return None
 
-    def _body_too_large(self) -> _Refusal:
-        return _Refusal(413, f"The body is larger than {self._context.limits.max_body_size} bytes.")
+    def _body_too_large(self) -> Refusal:
+        return Refusal(413, f"The body is larger than {self._context.limits.max_body_size} bytes.")
 
-    def _explain(self, error: h11.RemoteProtocolError) -> _Refusal:
+    def _explain(self, error: h11.RemoteProtocolError) -> Refusal:
         if error.error_status_hint != 431:
-            return _Refusal(error.error_status_hint, f"The request is not valid HTTP/1.1: {error}"[:300])
+            return Refusal(error.error_status_hint, f"The request is not valid HTTP/1.1: {error}"[:300])
         # h11 says 431 of whatever does not end, and of the head that is found before (`_objection_to_head`).
         limit = self._context.limits.max_header_bytes
-        return _Refusal(400, f"A line between the chunks of the body is longer than {limit} bytes.")
+        return Refusal(400, f"A line between the chunks of the body is longer than {limit} bytes.")
 
     def _skip_empty_lines(self) -> None:
         """Before a request: some clients send one after a body (RFC 9112, section 2.2)."""
@@ -245,7 +265,7 @@ class Http1Protocol:
             if rest:  # to h11, no bytes are the end of the connection
                 self._h11.receive_data(rest)
 
-    def _objection_to_head(self) -> _Refusal | None:
+    def _objection_to_head(self) -> Refusal | None:
         """Looks before h11 does, because parsing is what costs."""
         if self._h11.their_state is not h11.IDLE:
             return None
@@ -257,9 +277,9 @@ class Http1Protocol:
         else:
             return None
         self._request_id = _unparsed_request_id(unparsed)
-        return _Refusal(431, message)
+        return Refusal(431, message)
 
-    async def _refuse(self, refusal: _Refusal) -> None:
+    async def _refuse(self, refusal: Refusal) -> None:
         """Answer in the application's place, if there is no answer yet, and end the connection."""
         can_answer = self._h11.our_state in {h11.IDLE, h11.SEND_RESPONSE}
         if self._stream is not None:
@@ -287,12 +307,13 @@ class Http1Protocol:
                 if not isinstance(self._h11.next_event(), (h11.Data, h11.EndOfMessage)):
                     return
 
-    def _encode_refusal(self, refusal: _Refusal) -> bytes:
+    def _encode_refusal(self, refusal: Refusal) -> bytes:
         body = error_body(refusal.status, refusal.message, path=self._path)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", b"%d" % len(body)),
             (b"connection", b"close"),
+            *refusal.headers,
             *self._context.config.response_headers("h11"),
         ]
         if self._request_id:

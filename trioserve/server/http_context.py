@@ -65,7 +65,13 @@ class HttpLimits:
     """
 
     max_body_size: int = 16 * 1024 * 1024
-    """Bytes; a longer body is answered with 413."""
+    """Bytes; a longer body is answered with 413, and a longer message of a WebSocket ends it."""
+
+    websocket_ping_interval: float = 20.0
+    """The client of a WebSocket that was silent for so long gets a ping. 0: never."""
+
+    websocket_ping_timeout: float = 20.0
+    """One that is then silent for so long is gone."""
 
     handshake_timeout: float = 10.0
     """A TLS connection whose handshake takes longer is closed."""
@@ -88,6 +94,8 @@ class HttpLimits:
             shutdown_timeout=args.shutdown_timeout,
             max_header_bytes=args.max_header_size,
             max_body_size=args.max_body_size,
+            websocket_ping_interval=args.websocket_ping_interval,
+            websocket_ping_timeout=args.websocket_ping_timeout,
             max_connections=args.max_connections or room_for_files(),
             max_connections_per_address=args.max_connections_per_address,
         )

@@ -14,15 +14,17 @@ from quart.routing import QuartRule
 from quart.utils import encode_headers
 from quart.wrappers import Response
 from quart_trio import QuartTrio
-from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
+from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers import TrioRequest
 from werkzeug.datastructures import ImmutableDict
 
+from trioserve.server.current_request import current_request
 from trioserve.server.deadlines import TIMEOUT_HEADER, RequestDeadline, TimeLimits, read_timeout_header
 from trioserve.server.errors import shutting_down
 from trioserve.server.keep_alive import KeepAliveSender
 from trioserve.server.request_stream import SEND_NOW
 from trioserve.server.sse import StreamingBody
+from trioserve.server.websocket.scope import ScopedWebsocket, WebsocketConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,8 +75,8 @@ class ScopedRequest(TrioRequest):
 
 
 def request_stack() -> AsyncExitStack:
-    """The stack of the request that this task handles."""
-    return cast("ScopedRequest", quart.request).stack
+    """The stack of the request, or WebSocket, that this task handles."""
+    return cast("ScopedRequest | ScopedWebsocket", current_request()).stack
 
 
 def request_deadline() -> RequestDeadline:
@@ -166,14 +168,6 @@ class _ScopedConnection(TrioASGIHTTPConnection):
         return False
 
 
-class _NoWebsocket(TrioASGIWebsocketConnection):
-    """There are none; an ASGI server answers the handshake with 403."""
-
-    async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        await receive()
-        await send({"type": "websocket.close", "code": 1000, "reason": None})
-
-
 async def _send_part(send: ASGISendCallable, part: str | bytes) -> None:
     body = part.encode() if isinstance(part, str) else part
     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -202,8 +196,9 @@ class App(QuartTrio):
     """
 
     asgi_http_class = _ScopedConnection
-    asgi_websocket_class = _NoWebsocket
+    asgi_websocket_class = WebsocketConnection
     request_class = ScopedRequest
+    websocket_class = ScopedWebsocket
     url_rule_class = _Route  # type: ignore[assignment]  # as in quart
     default_config = ImmutableDict({**QuartTrio.default_config, "RESPONSE_TIMEOUT": None})
 
@@ -216,6 +211,8 @@ class App(QuartTrio):
         """Called for each request that ran out of time, unless its deadline has one of its own."""
         self.count_refusal: Callable[[str], None] = lambda _: None
         """Called, with the reason, for what is turned away before it is known which model it is for."""
+        self.count_websockets: Callable[[int], None] = lambda change: None
+        """Called with 1 when a WebSocket's handler begins, and with -1 when it has ended."""
         self._ends_at = math.inf
         self._deadlines: set[RequestDeadline] = set()  # of the requests that are open
 
@@ -229,9 +226,20 @@ class App(QuartTrio):
         finally:
             self._deadlines.discard(deadline)
 
+    @contextmanager
+    def open_websocket(self, deadline: RequestDeadline) -> Iterator[None]:
+        """As `open_request`, of a WebSocket."""
+        self.count_websockets(1)
+        try:
+            with self.open_request(deadline):
+                yield
+        finally:
+            self.count_websockets(-1)
+
     def end_requests(self, at: float) -> None:
-        """End every request, present and future, that still works at this time of trio's clock: its client is
-        told that the server shuts down. Not a checkpoint. What is then left is cancelled by the server."""
+        """End every request and WebSocket, present and future, that still works at this time of trio's clock:
+        its client is told that the server shuts down. Not a checkpoint. What is then left is cancelled by the
+        server."""
         self._ends_at = min(self._ends_at, at)
         for deadline in self._deadlines:
             deadline.end_by(self._ends_at, shutting_down)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import h11
     from hypercorn.typing import TaskGroup
 
-__all__ = ["SEND_NOW", "STREAM_ID", "RequestStream", "SendNow", "Unsent"]
+__all__ = ["CLIENT_CLOSED_REQUEST", "SEND_NOW", "STREAM_ID", "RequestStream", "SendNow", "Unsent"]
 
 STREAM_ID = 1
 
 _RESPONSE = ASGIHTTPState.RESPONSE
 
-# In the access log: the client left before there was a status (nginx's number).
-_CLIENT_CLOSED_REQUEST = 499
+CLIENT_CLOSED_REQUEST = 499
+"""In the access log: the client left before there was a status (nginx's number)."""
 
 # Parts of a request's body that wait for the application; each is at most one read, 64 KiB.
 _MAX_INBOX = 10
@@ -77,7 +77,7 @@ class RequestStream(HTTPStream):
             context.app, context.config, context.worker, task_group, secure, *addresses, send, stream_id
         )
         self._context = context
-        self._status = _CLIENT_CLOSED_REQUEST
+        self._status = CLIENT_CLOSED_REQUEST
         self._has_body = True  # of the response
         self._send_now = send_now
         self._call = trio.CancelScope()

@@ -14,6 +14,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from trioserve.async_llm import AsyncLLM
 from trioserve.errors import InvalidRequestError
+from trioserve.server.current_request import current_request
 from trioserve.server.errors import (
     body_too_large,
     model_not_found,
@@ -28,6 +29,7 @@ from trioserve.version import __version__
 
 if TYPE_CHECKING:
     from quart import Quart
+    from quart.typing import ResponseTypes
 
     from trioserve.server.protocol.reading import RequestReader
     from trioserve.tasks import Task
@@ -138,15 +140,22 @@ def identify_requests(app: Quart) -> None:
 
     async def before() -> None:
         g.request_id = uuid.uuid4().hex
-        if given := request.headers.get(_REQUEST_ID_HEADER):
+        if given := current_request().headers.get(_REQUEST_ID_HEADER):
             g.request_id = _checked_request_id(given, _REQUEST_ID_HEADER)
 
     async def after(response: Response) -> Response:
         response.headers[_REQUEST_ID_HEADER] = g.request_id
         return response
 
+    async def after_websocket(response: ResponseTypes | None) -> ResponseTypes | None:
+        if response is not None:  # of a handshake that was refused
+            response.headers[_REQUEST_ID_HEADER] = g.request_id
+        return response
+
     app.before_request(before)
     app.after_request(after)
+    app.before_websocket(before)
+    app.after_websocket(after_websocket)
 
 
 async def _receive_json(*, keeps: bool) -> bytes:
