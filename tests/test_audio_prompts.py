@@ -6,13 +6,13 @@ import hashlib
 from array import array
 from typing import TYPE_CHECKING
 
-import attrs
 import pytest
 import trio
 from tokenizers import AddedToken
 
-from byte_tokenizer import byte_backend, byte_model, byte_tokenizer
+from byte_tokenizer import byte_backend, byte_tokenizer
 from fake_engine import open_fake_llm
+from helpers_speech import open_hearing_llm
 from trioserve import AudioPrompt, InvalidRequestError, SamplingParams
 from trioserve.beam_search_params import BeamSearchParams
 from trioserve.errors import ModelNotSupportedError
@@ -23,13 +23,8 @@ from trioserve.outputs import FinishReason
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trioserve.config import ResolvedModel
 
 SAMPLES = array("f", [0.5] * 1600).tobytes()
-
-
-def hearing_model(directory: Path) -> ResolvedModel:
-    return attrs.evolve(byte_model(str(directory), context_length=448), tasks=("transcription",))
 
 
 async def test_the_core_gets_the_audio_and_its_digest(
@@ -37,7 +32,7 @@ async def test_the_core_gets_the_audio_and_its_digest(
 ) -> None:
     prompt = AudioPrompt(SAMPLES, [1, 2])
     async with (
-        open_fake_llm(tmp_path, monkeypatch, model=hearing_model(tmp_path)) as fake,
+        open_hearing_llm(tmp_path, monkeypatch) as fake,
         fake.llm.stream(prompt, SamplingParams(n=2)) as stream,
     ):
         await trio.testing.wait_all_tasks_blocked()
@@ -57,7 +52,7 @@ async def test_the_core_gets_the_audio_and_its_digest(
         ("text", SamplingParams(), "takes audio"),
         ([1, 2], SamplingParams(), "takes audio"),
         (AudioPrompt(SAMPLES, []), SamplingParams(), "empty"),
-        (AudioPrompt(SAMPLES, [300]), SamplingParams(), "below the vocabulary's size of 257"),
+        (AudioPrompt(SAMPLES, [5000]), SamplingParams(), "below the vocabulary's size of 1769"),
         (AudioPrompt(SAMPLES, [1] * 448), SamplingParams(), "448"),
         (AudioPrompt(SAMPLES, [1]), SamplingParams(n=5), "n must be at most 4 with audio, got 5"),
     ],
@@ -69,7 +64,7 @@ async def test_what_a_speech_model_refuses(
     params: SamplingParams,
     reason: str,
 ) -> None:
-    async with open_fake_llm(tmp_path, monkeypatch, model=hearing_model(tmp_path)) as fake:
+    async with open_hearing_llm(tmp_path, monkeypatch) as fake:
         with pytest.raises(InvalidRequestError, match=reason):
             await fake.llm.complete(prompt, params)
     assert not fake.client.added
@@ -82,7 +77,7 @@ async def test_a_model_of_text_refuses_audio(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_there_is_no_beam_search_over_audio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_fake_llm(tmp_path, monkeypatch, model=hearing_model(tmp_path)) as fake:
+    async with open_hearing_llm(tmp_path, monkeypatch) as fake:
         with pytest.raises(InvalidRequestError, match="the prompt is audio"):
             await fake.llm.beam_search(
                 AudioPrompt(SAMPLES, [1]), BeamSearchParams(beam_width=2, max_tokens=4)

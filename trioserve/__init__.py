@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trioserve.args import EngineArgs as EngineArgs
     from trioserve.async_llm import AsyncLLM as AsyncLLM
+    from trioserve.audio.limits import AudioLimits as AudioLimits
+    from trioserve.audio.speech import Speech as Speech
     from trioserve.beam_search_params import BeamSearchParams as BeamSearchParams
     from trioserve.errors import ClosedError as ClosedError
     from trioserve.errors import EngineDeadError as EngineDeadError
@@ -49,6 +51,11 @@ if TYPE_CHECKING:
     from trioserve.frontend.prompts import TokensPrompt as TokensPrompt
     from trioserve.frontend.request_stream import RequestStream as RequestStream
     from trioserve.frontend.streaming_input import StreamingInput as StreamingInput
+    from trioserve.frontend.transcription import TranscriptionStream as TranscriptionStream
+    from trioserve.frontend.transcription_outputs import SpeechSegment as SpeechSegment
+    from trioserve.frontend.transcription_outputs import SpeechWord as SpeechWord
+    from trioserve.frontend.transcription_outputs import Transcription as Transcription
+    from trioserve.frontend.transcription_params import TranscriptionParams as TranscriptionParams
     from trioserve.llm import LLM as LLM
     from trioserve.llm_engine import LLMEngine as LLMEngine
     from trioserve.lora_request import LoRARequest as LoRARequest
@@ -74,6 +81,8 @@ from trioserve.version import __version__ as __version__
 _HOMES = {
     "trioserve.args": ("EngineArgs",),
     "trioserve.async_llm": ("AsyncLLM",),
+    "trioserve.audio.limits": ("AudioLimits",),
+    "trioserve.audio.speech": ("Speech",),
     "trioserve.beam_search_params": ("BeamSearchParams",),
     "trioserve.errors": (
         "ClosedError",
@@ -98,6 +107,13 @@ _HOMES = {
     ),
     "trioserve.frontend.request_stream": ("RequestStream",),
     "trioserve.frontend.streaming_input": ("StreamingInput",),
+    "trioserve.frontend.transcription": ("TranscriptionStream",),
+    "trioserve.frontend.transcription_outputs": (
+        "SpeechSegment",
+        "SpeechWord",
+        "Transcription",
+    ),
+    "trioserve.frontend.transcription_params": ("TranscriptionParams",),
     "trioserve.llm": ("LLM",),
     "trioserve.llm_engine": ("LLMEngine",),
     "trioserve.lora_request": ("LoRARequest",),

@@ -35,6 +35,7 @@ from trioserve.frontend.pooling_inputs import PoolingInputs
 from trioserve.frontend.prompts import TextPrompt
 from trioserve.frontend.request_stream import RequestStream, open_source
 from trioserve.frontend.requests import Requests
+from trioserve.frontend.speech_handle import SpeechHandle, make_transcriber
 from trioserve.frontend.supervisor import EngineSupervisor
 from trioserve.frontend.tokenizer import Tokenizer
 from trioserve.link.open_client import open_client
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncLLM", "RequestStream"]
 
 
-class AsyncLLM(EngineHandle, PoolingHandle):
+class AsyncLLM(EngineHandle, PoolingHandle, SpeechHandle):
     """An engine core, and everything that runs beside it, as one async context manager.
 
     Entering finds the model (which may download it), starts the core and waits until it is ready. While it
@@ -177,6 +178,7 @@ class AsyncLLM(EngineHandle, PoolingHandle):
         self._requests = Requests(self.config, inputs, self._outputs, self.tokenizer, self._engine.get_client)
         pooling_inputs = PoolingInputs(self.config, self.model, self.tokenizer, inputs)
         self._pooling = PoolingRequests(pooling_inputs, self._requests, self.tokenizer)
+        self._transcriber = make_transcriber(self.config, self.model, self._requests, self.metrics)
         self._chats = ChatRenderer(self.tokenizer, self.config.model.served_model_names[0])
         loaded.set()
 

@@ -17,6 +17,7 @@ import trio
 
 from trioserve.audio_input import AudioInput
 from trioserve.errors import ClosedError, EngineDeadError, EngineRestartingError, InvalidRequestError
+from trioserve.frontend.admission import Place
 from trioserve.frontend.arguments import check_request_id, sampling_params_or_default
 from trioserve.frontend.channel import OutputChannel
 from trioserve.frontend.completion import Completion
@@ -91,19 +92,26 @@ class Requests:
         self._seeds = random.Random(config.model.seed)
 
     async def submit(
-        self, prompt: PromptType, params: SamplingParams | None, routing: Routing, *, request_id: str | None
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None,
+        routing: Routing,
+        *,
+        request_id: str | None,
+        has_place: bool = False,
     ) -> OutputChannel:
-        """Start a request; see `AsyncLLM.submit`."""
+        """Start a request; see `AsyncLLM.submit`. `has_place`: the caller holds one, so it is let in."""
         arrival_time = time.monotonic()
         self._get_client()
         routing.check()
         check_request_id(request_id)
         params = sampling_params_or_default(params)
-        with self.admission.reserve(params.n) as place:
+        with Place(self.admission, 0) if has_place else self.admission.reserve(params.n) as place:
             tokenized = await self.inputs.tokenize(prompt)
             params = self.inputs.fit_params(params, len(tokenized.token_ids))
             constraints = await self.inputs.constraints(params)
-            self.admission.check_tokens(params.n * len(tokenized.token_ids))
+            if not has_place:
+                self.admission.check_tokens(params.n * len(tokenized.token_ids))
             if tokenized.audio is not None:
                 await self._make_way_for_audio(params)
             channel = self.open_channel(request_id, params)

@@ -126,6 +126,7 @@ class _Counters:
     accepted_tokens: int = 0
     accepted_per_position: list[int] = attrs.Factory(list)
     expired: int = 0
+    audio_seconds: float = 0.0
     finished: list[int] = attrs.Factory(lambda: [0] * (max(FinishReason) + 1))
     """By `FinishReason`."""
     deaths: int = 0
@@ -264,6 +265,10 @@ class EngineMetrics(Collector):
         """A WebSocket was opened (1) or has ended (-1)."""
         self._num_websockets += change
 
+    def record_audio(self, seconds: float) -> None:
+        """A transcription has begun, of so much audio."""
+        self._counters.audio_seconds += seconds
+
     def record_expiry(self) -> None:
         """A request ran out of time: its deadline has passed, or the server's shutdown has ended it."""
         self._counters.expired += 1
@@ -341,6 +346,7 @@ class EngineMetrics(Collector):
             ("kv_cache_blocks_stored", "Blocks that the prefix cache learned.", counters.blocks_stored),
             ("kv_cache_blocks_evicted", "Blocks that it gave up for others.", counters.blocks_evicted),
             ("kv_cache_resets", "Times that it forgot everything.", counters.cache_resets),
+            ("audio_seconds", "Seconds of audio to transcribe.", counters.audio_seconds),
             ("requests_expired", "Requests that ran out of time.", counters.expired),
             ("spec_decode_num_drafts", "Times that a sequence had drafts.", counters.drafts),
             ("spec_decode_num_draft_tokens", "Tokens guessed.", counters.draft_tokens),
