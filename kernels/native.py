@@ -13,6 +13,13 @@ from __future__ import annotations
 
 from trioserve_kernels.cpu_tiers import TIERS, processor_flags, runnable_tiers
 from trioserve_kernels.native_decoder import Decoder, DecoderLayer, DecoderShape, gate_up_rows, step_of
+from trioserve_kernels.native_embedding import NativeEmbedding
+from trioserve_kernels.native_encoder import (
+    EncoderLayer,
+    EncoderShape,
+    NativeEncoder,
+    NormWeights,
+)
 from trioserve_kernels.native_library import (
     FOLDER_VARIABLE,
     Library,
@@ -20,6 +27,7 @@ from trioserve_kernels.native_library import (
     available_tiers,
     load,
 )
+from trioserve_kernels.native_linear import LinearWeights, NativeLinear
 from trioserve_kernels.native_matrix import PackedMatrix, Placement, dequantize, row_bytes
 from trioserve_kernels.native_pool import ThreadPool
 from trioserve_kernels.native_structures import (
@@ -40,10 +48,17 @@ __all__ = [
     "DecoderLayer",
     "DecoderShape",
     "Element",
+    "EncoderLayer",
+    "EncoderShape",
     "Format",
     "KvFormat",
     "Library",
+    "LinearWeights",
+    "NativeEmbedding",
+    "NativeEncoder",
     "NativeLibraryError",
+    "NativeLinear",
+    "NormWeights",
     "PackedMatrix",
     "Phase",
     "Placement",

@@ -33,7 +33,7 @@ _BLOCKS: Final = {
     Source.Q6_K: (256, 210),
 }
 
-_DENSE: Final = {Format.F32, Format.BF16}
+_DENSE: Final = {Format.F32, Format.BF16, Format.SPLIT}
 
 # The formats that a source can be stored in.
 _FORMATS: Final = {
@@ -165,7 +165,8 @@ class PackedMatrix(NativeObject):
         """Pack rows into the last segment, in the pool's threads.
 
         data: [num_rows, columns] numbers or blocks, contiguous: an array of any dtype with as many bytes, or
-            an address. Blocks go only into the format that holds them without loss, or into F32 and BF16.
+            an address. Blocks go only into the format that holds them without loss, or into F32, BF16 and
+            SPLIT.
 
         Raises:
           ValueError: the rows do not fit the segment, the data not the rows, or the source not the format.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 __all__ = ["API_VERSION", "FUNCTIONS", "Activation", "Element", "Format", "KvFormat", "Phase", "Source"]
 
-API_VERSION: Final = 2
+API_VERSION: Final = 3
 
 
 class Format(enum.IntEnum):
@@ -21,6 +21,7 @@ class Format(enum.IntEnum):
     Q8_16 = 3
     Q4 = 4
     Q4_WIDE = 5
+    SPLIT = 6
 
 
 class Source(enum.IntEnum):
@@ -37,10 +38,13 @@ class Source(enum.IntEnum):
 
 
 class Activation(enum.IntEnum):
-    """Of the gates."""
+    """Of a decoder's gates (the first two) or of an encoder's MLP (all but the first)."""
 
     SILU = 0
     GELU_TANH = 1
+    GELU = 2
+    """The exact one, by the error function."""
+    RELU = 3
 
 
 class Element(enum.IntEnum):
@@ -123,6 +127,35 @@ class StepStructure(ctypes.Structure):
     )
 
 
+class EncoderShapeStructure(ctypes.Structure):
+    _fields_ = (
+        ("hidden_size", c_int32),
+        ("intermediate_size", c_int32),
+        ("num_heads", c_int32),
+        ("num_layers", c_int32),
+        ("activation", c_int32),
+        ("pre_norm", c_int32),
+        ("norm_eps", c_float),
+    )
+
+
+class EncoderLayerStructure(ctypes.Structure):
+    _fields_ = (
+        ("qkv", c_void_p),
+        ("output", c_void_p),
+        ("up", c_void_p),
+        ("down", c_void_p),
+        ("attention_norm", c_void_p),
+        ("attention_norm_bias", c_void_p),
+        ("mlp_norm", c_void_p),
+        ("mlp_norm_bias", c_void_p),
+    )
+
+
+class EmbeddingStructure(ctypes.Structure):
+    _fields_ = (("table", c_void_p), ("ids", c_void_p))
+
+
 _PLACEMENT = (c_int32, c_int32, c_int32)
 
 FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
@@ -150,6 +183,27 @@ FUNCTIONS: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "ts_decoder_forward_layers": (None, (c_void_p, POINTER(StepStructure), c_int32, c_void_p)),
     "ts_decoder_logits": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p)),
     "ts_decoder_times": (None, (c_void_p, POINTER(c_double))),
+    "ts_encoder_new": (
+        c_void_p,
+        (POINTER(EncoderShapeStructure), c_void_p, POINTER(EncoderLayerStructure), c_void_p, c_void_p),
+    ),
+    "ts_encoder_free": (None, (c_void_p,)),
+    "ts_encoder_forward": (None, (c_void_p, c_void_p, c_int32, c_void_p)),
+    "ts_encoder_times": (None, (c_void_p, POINTER(c_double))),
+    "ts_embed": (
+        None,
+        (
+            c_void_p,
+            POINTER(EmbeddingStructure),
+            c_int32,
+            c_int32,
+            c_void_p,
+            c_void_p,
+            c_float,
+            c_int32,
+            c_void_p,
+        ),
+    ),
     "ts_read_bandwidth": (c_double, (c_void_p, c_size_t)),
 }
 """Result and arguments of each function."""

@@ -23,6 +23,7 @@ __all__ = [
     "blocks",
     "dense_rows",
     "from_bf16",
+    "in_two_parts",
     "panels",
     "quantized_to_q4",
     "quantized_to_q8",
@@ -58,6 +59,12 @@ def as_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 def from_bf16(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def in_two_parts(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The sums of the nearest bf16 and the one nearest to what it leaves."""
+    high = from_bf16(as_bf16(values))
+    return high + from_bf16(as_bf16(values - high))
 
 
 def dense_rows(source: Source, values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32]]:

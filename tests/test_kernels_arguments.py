@@ -101,7 +101,9 @@ def test_blocks_go_only_where_nothing_is_lost(library: Library, pool: ThreadPool
         with pytest.raises(ValueError, match="format is missing"):
             matrix.fill(pool, Source.Q8_0, 1, 16)
         matrix.add_segment(Format.Q4, 16)
-        with pytest.raises(ValueError, match=r"format is Q4; for rows of Q8_0 .* one of F32, BF16, Q8$"):
+        with pytest.raises(
+            ValueError, match=r"format is Q4; for rows of Q8_0 .* one of F32, BF16, Q8, SPLIT$"
+        ):
             matrix.fill(pool, Source.Q8_0, np.zeros((16, row_bytes(Source.Q8_0, 64)), np.uint8), 16)
 
 

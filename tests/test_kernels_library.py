@@ -167,6 +167,9 @@ def test_the_version_is_the_headers() -> None:
         ("ts_decoder_shape", native_structures.ShapeStructure),
         ("ts_layer", native_structures.LayerStructure),
         ("ts_step", native_structures.StepStructure),
+        ("ts_encoder_shape", native_structures.EncoderShapeStructure),
+        ("ts_encoder_layer", native_structures.EncoderLayerStructure),
+        ("ts_embedding", native_structures.EmbeddingStructure),
     ],
 )
 def test_structures_are_the_headers(name: str, mirror: type[ctypes.Structure]) -> None:

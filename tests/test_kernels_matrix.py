@@ -15,6 +15,7 @@ from helpers_kernel_matrix import (
     blocks,
     dense_rows,
     from_bf16,
+    in_two_parts,
     panels,
     quantized_to_q4,
     quantized_to_q8,
@@ -74,6 +75,8 @@ def stored(form: Format, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """What a format makes of weights."""
     if form in QUANTIZED:
         return QUANTIZED[form](values)
+    if form is Format.SPLIT:
+        return in_two_parts(values)
     return from_bf16(as_bf16(values)) if form is Format.BF16 else values
 
 
@@ -96,6 +99,8 @@ def test_numbers_are_kept_or_rounded(pool: ThreadPool, source: Source) -> None:
             np.testing.assert_array_equal(rows_of(matrix), values)
         with packed(pool, Format.BF16, source, data, columns) as matrix:
             np.testing.assert_array_equal(rows_of(matrix), from_bf16(as_bf16(values)))
+        with packed(pool, Format.SPLIT, source, data, columns) as matrix:
+            np.testing.assert_array_equal(rows_of(matrix), in_two_parts(values))
 
 
 @pytest.mark.parametrize("form", [Format.F32, Format.BF16], ids=lambda form: form.name)
@@ -210,7 +215,9 @@ def test_panels_of_blocks_unpack_to_their_numbers(one_thread: ThreadPool, source
         np.testing.assert_array_equal(unpacked_panels(matrix), values)
 
 
-@pytest.mark.parametrize("form", [Format.F32, Format.BF16, *QUANTIZED], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form", [Format.F32, Format.BF16, Format.SPLIT, *QUANTIZED], ids=lambda form: form.name
+)
 def test_what_is_padded_unpacks_to_no_weight(one_thread: ThreadPool, form: Format) -> None:
     values = weights(21, 70)
     with packed(one_thread, form, Source.F32, values, 70) as matrix:
@@ -277,6 +284,7 @@ def test_rows_that_were_not_filled_are_zero(library: Library, form: Format) -> N
     [
         (Format.F32, 32),
         (Format.BF16, 16),
+        (Format.SPLIT, 32),
         (Format.Q8, 8.5),
         (Format.Q8_16, 10),
         (Format.Q4, 5),

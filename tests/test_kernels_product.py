@@ -13,6 +13,7 @@ from helpers_kernel_matrix import (
     as_bf16,
     blocks,
     from_bf16,
+    in_two_parts,
     quantized_to_q4,
     quantized_to_q8,
     values_of_blocks,
@@ -67,6 +68,8 @@ def fill(matrix: PackedMatrix, pool: ThreadPool, form: Format, rows: int, seed: 
     matrix.fill(pool, Source.F32, values, rows)
     if form is Format.BF16:
         return from_bf16(as_bf16(values))
+    if form is Format.SPLIT:
+        return in_two_parts(values)
     if form is Format.Q8:
         return quantized_to_q8(values)
     return quantized_to_q4(values) if form is Format.Q4 else values
@@ -74,7 +77,7 @@ def fill(matrix: PackedMatrix, pool: ThreadPool, form: Format, rows: int, seed: 
 
 def multiplied_as(library: Library, form: Format) -> str:
     """The number format in which a tier multiplies weights of a format, see `cpu/tier.h`."""
-    if form is Format.F32:
+    if form in {Format.F32, Format.SPLIT}:
         return "fp32"
     if form is Format.BF16:
         return "bf16" if library.tier in ("amx", "avx512_bf16") else "fp32"
@@ -126,7 +129,9 @@ def test_products_are_those_of_float64(pool: ThreadPool, form: Format) -> None:
             check(weights, x, matrix.multiply(pool, x))
 
 
-@pytest.mark.parametrize("form", [Format.F32, Format.BF16, Format.Q8, Format.Q4], ids=lambda form: form.name)
+@pytest.mark.parametrize(
+    "form", [Format.F32, Format.BF16, Format.SPLIT, Format.Q8, Format.Q4], ids=lambda form: form.name
+)
 def test_columns_need_not_fill_a_group(pool: ThreadPool, form: Format) -> None:
     for columns in (2, 32, 34, 64, 100, 576, 1000):
         x = exact_activations(19, columns)
@@ -225,7 +230,7 @@ def test_bits_do_not_depend_on_the_panels_beside(
 def test_bits_do_not_depend_on_where_columns_are_cut(pool: ThreadPool) -> None:
     """Several tiles of rows take a part of the columns at a time, one takes all."""
     x = np.random.default_rng(3).standard_normal((100, 3000), np.float32)
-    for form in (Format.F32, Format.BF16, Format.Q8, Format.Q4):
+    for form in (Format.F32, Format.BF16, Format.SPLIT, Format.Q8, Format.Q4):
         with weights_of(pool, [(form, 40)], 3000).matrix as matrix:
             products = matrix.multiply(pool, x)
             for row in (0, 17, 50, 99):

@@ -11,11 +11,12 @@ extern "C" {
 #pragma GCC visibility push(default)  // all else of the library is hidden
 
 // Counts up with every change of what follows.
-#define TS_API_VERSION 2
+#define TS_API_VERSION 3
 
 typedef struct ts_pool ts_pool;
 typedef struct ts_matrix ts_matrix;
 typedef struct ts_decoder ts_decoder;
+typedef struct ts_encoder ts_encoder;
 
 int32_t ts_api_version(void);
 // 0 if the processor and the system let this build run (amx: asks Linux for the tiles); else it must not be used.
@@ -45,7 +46,7 @@ void ts_matrix_free(ts_matrix*);
 // Dequantize `count` values of GGUF blocks (source q8_0 ...) to fp32.
 void ts_dequantize(int32_t source, const void* blocks, size_t count, float* out);
 
-enum { TS_SILU = 0, TS_GELU_TANH = 1 };
+enum { TS_SILU = 0, TS_GELU_TANH = 1, TS_GELU = 2, TS_RELU = 3 };  // a decoder has the first two
 
 typedef struct {
   int32_t hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, num_layers, vocab_size;
@@ -97,6 +98,39 @@ void ts_decoder_logits(ts_decoder*, const float* hidden, const int32_t* rows, in
 enum { TS_TIME_NORM, TS_TIME_QKV, TS_TIME_ATTENTION, TS_TIME_OUTPUT, TS_TIME_GATE_UP, TS_TIME_DOWN, TS_TIME_HEAD,
        TS_NUM_TIMES };
 void ts_decoder_times(ts_decoder*, double* seconds);
+
+typedef struct {
+  int32_t hidden_size, intermediate_size, num_heads, num_layers;
+  int32_t activation;  // TS_GELU_TANH, TS_GELU or TS_RELU
+  int32_t pre_norm;    // norms: 0 behind each sum, 1 before each product
+  float norm_eps;
+} ts_encoder_shape;
+
+// Matrices and vectors are the caller's, and outlive the encoder. Formats: f32, bf16 or split, of all matrices alike.
+typedef struct {
+  const ts_matrix *qkv, *output, *up, *down;  // qkv: rows of all query heads, then key heads, then value heads
+  const float *attention_norm, *attention_norm_bias, *mlp_norm, *mlp_norm_bias;  // [hidden_size]
+} ts_encoder_layer;
+
+// num_layers: at least 1. final_norm: NULL if there is none.
+ts_encoder* ts_encoder_new(const ts_encoder_shape*, ts_pool*, const ts_encoder_layer* layers, const float* final_norm,
+                           const float* final_norm_bias);
+void ts_encoder_free(ts_encoder*);
+// hidden: [T][hidden_size] fp32, embeddings of texts laid end to end; in place. starts: [num_texts + 1], each text's
+// first row, and T.
+void ts_encoder_forward(ts_encoder*, const int32_t* starts, int32_t num_texts, float* hidden);
+// As ts_decoder_times.
+void ts_encoder_times(ts_encoder*, double* seconds);
+
+// Rows of a table, one for each token.
+typedef struct {
+  const float* table;  // [.][size]
+  const int32_t* ids;  // [num_rows]
+} ts_embedding;
+
+// out: [num_rows][size], the sum of the embeddings, then its LayerNorm if `norm` is not NULL.
+void ts_embed(ts_pool*, const ts_embedding*, int32_t num_embeddings, int32_t size, const float* norm,
+              const float* norm_bias, float norm_eps, int32_t num_rows, float* out);
 
 // Bytes per second that the pool's threads read together from `size` bytes: the best of several times.
 double ts_read_bandwidth(ts_pool*, size_t size);

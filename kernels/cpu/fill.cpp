@@ -73,6 +73,10 @@ inline void pack_plain(const uint8_t* row, int columns, int block, int lane, uin
     float values[kColumnMultiple];
     read_floats<source>(row, columns, block, values);
     write_values(reinterpret_cast<float*>(panel), block, lane, values);
+  } else if constexpr (format == Format::split) {
+    float values[kColumnMultiple];
+    read_floats<source>(row, columns, block, values);
+    write_split_values(reinterpret_cast<bf16*>(panel), block, lane, values);
   } else {
     bf16 values[kColumnMultiple];
     if constexpr (source == Source::bf16) {
@@ -118,6 +122,7 @@ template <Source source>
 FillPanel packer(Format format) {
   if (format == Format::f32) return fill_panel<source, Format::f32>;
   if (format == Format::bf16) return fill_panel<source, Format::bf16>;
+  if (format == Format::split) return fill_panel<source, Format::split>;
   if constexpr (is_blocks(source)) {
     return fill_panel<source, lossless_format(source)>;
   } else {

@@ -28,6 +28,8 @@ void unpack_lane(const uint8_t* panel, int columns, int lane, float* out) {
       QuantizedGroup group;
       read_group<format>(panel, columns, block, lane, group);
       weights_of(group, has_minima(format), out);
+    } else if constexpr (format == Format::split) {
+      read_split_values(reinterpret_cast<const bf16*>(panel), block, lane, out);
     } else if constexpr (format == Format::bf16) {
       read_values(reinterpret_cast<const bf16*>(panel), block, lane, out);
     } else {
@@ -57,6 +59,7 @@ void unpack_row(const Matrix& matrix, int row, float* out) {
     case Format::q8_16: return unpack_lane<Format::q8_16>(panel, matrix.columns, lane, out);
     case Format::q4: return unpack_lane<Format::q4>(panel, matrix.columns, lane, out);
     case Format::q4_wide: return unpack_lane<Format::q4_wide>(panel, matrix.columns, lane, out);
+    case Format::split: return unpack_lane<Format::split>(panel, matrix.columns, lane, out);
   }
 }
 

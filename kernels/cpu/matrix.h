@@ -46,9 +46,9 @@ void add_segment(Matrix& matrix, Format format, int rows);
 // source's. Source rows lie side by side. Destinations count from the segment's first row. Different threads
 // may fill the same segment as long as no two of them touch the same panel.
 //
-// f32, bf16 and fp16 sources are rounded to f32 or bf16 or quantized to q8 or q4 (quantize.h); a last group
+// f32, bf16 and fp16 sources are rounded to f32, bf16 or split or quantized to q8 or q4 (quantize.h); a last group
 // that is not full is filled up with zeros. Blocks of GGUF go only into the format that holds them without
-// loss (lossless_format), or into f32 and bf16.
+// loss (lossless_format), or into f32, bf16 and split.
 void fill(Segment& segment, int columns, Source source, const void* rows, int begin, int end,
           Placement placement);
 

@@ -66,6 +66,20 @@ void pad_row(const From* values, int count, int columns, To* out) {
   for (int i = 0; i < columns; i += 16) store_elements(out + i, load_elements(values + i, count - i));
 }
 
+constexpr int kSplitRows = 16;
+
+// Where 16 values of a row in tiles begin.
+bf16* split_lanes(const Memory& memory, int row, int column, int columns) {
+  const size_t tile = size_t(row / kSplitRows) * columns, block = size_t(column / kColumnMultiple) * kColumnMultiple;
+  bf16* parts = memory.as<bf16>() + (tile + block) * 2 * kSplitRows;
+  return parts + row % kSplitRows * kColumnMultiple + column % kColumnMultiple;
+}
+
+void store_split(bf16* out, Lanes values) {
+  store_bf16(out, values);
+  store_bf16(out + kSplitRows * kColumnMultiple, values - load_bf16(out));
+}
+
 }  // namespace
 
 void Operand::reserve(const Matrix& matrix, int rows) {
@@ -74,11 +88,16 @@ void Operand::reserve(const Matrix& matrix, int rows) {
   sets_f32_ = has_segment(matrix, OperandKind::f32);
   sets_bf16_ = has_segment(matrix, OperandKind::bf16);
   has_int8_ = has_segment(matrix, OperandKind::int8);
+  has_split_ = has_segment(matrix, OperandKind::split);
   if (sets_f32_) f32_memory_.reserve(values * sizeof(float));
   if (sets_bf16_) bf16_memory_.reserve(values * sizeof(bf16));
   if (has_int8_) {
     int8_memory_.reserve(values);
     scales_memory_.reserve(values / kColumnMultiple * sizeof(GroupScale));
+  }
+  if (has_split_) {
+    const int tiles = (rows + kSplitRows - 1) / kSplitRows;
+    split_memory_.reserve(size_t(tiles) * kSplitRows * columns_ * 2 * sizeof(bf16));
   }
   f32_ = f32_memory_.as<float>();
   bf16_ = bf16_memory_.as<bf16>();
@@ -105,10 +124,20 @@ void Operand::set_row_of(int row, const Element* values, int count) {
   if (has_int8_)
     quantize_row(values, count, columns_, int8_memory_.as<int8_t>() + start,
                  scales_memory_.as<GroupScale>() + start / kColumnMultiple);
+  if (has_split_)
+    for (int i = 0; i < columns_; i += 16)
+      store_split(split_lanes(split_memory_, row, i, columns_), load_elements(values + i, count - i));
 }
 
 void Operand::set_row(int row, const float* values, int count) { set_row_of(row, values, count); }
 
 void Operand::set_row(int row, const bf16* values, int count) { set_row_of(row, values, count); }
+
+void Operand::set_lanes(int row, int column, Lanes values) {
+  const size_t start = size_t(row) * columns_ + column;
+  if (sets_f32_) store(f32_memory_.as<float>() + start, values);
+  if (sets_bf16_) store_bf16(bf16_memory_.as<bf16>() + start, values);
+  if (has_split_) store_split(split_lanes(split_memory_, row, column, columns_), values);
+}
 
 }  // namespace ts

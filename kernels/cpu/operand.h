@@ -1,6 +1,7 @@
 // Activations in the forms that products take.
 #pragma once
 
+#include "lanes.h"
 #include "matrix.h"
 #include "memory.h"
 #include "numbers.h"
@@ -21,6 +22,9 @@ struct GroupScale {
 // with the scale in fp32. Scales per row are not enough: they cost a small model a fifth of its cosine.
 // Scales are at least 1e-30 / 127; a group with an infinity or NaN has the scale NaN.
 //
+// split: the sum of two bf16 values, in the order in which tiles are loaded: of 16 rows [columns / 32][2][16][32], 32
+// columns of high parts, then of low ones.
+//
 // Different rows may be set in different threads.
 class Operand {
  public:
@@ -33,11 +37,15 @@ class Operand {
   // From as many values as the matrix has columns, padding included.
   void set_row(int row, const float* values) { set_row(row, values, columns_); }
 
+  // 16 values from column `column` on, a multiple of 16; not of int8. Columns of the padding that are never set are
+  // zero.
+  void set_lanes(int row, int column, Lanes values);
+
   // The form of this type is somebody else's memory, [rows][stride], padded with zeros: nothing to set in it.
   void borrow(const bf16* rows, size_t stride);
   void borrow(const float* rows, size_t stride);
   // Whether set_row has anything to do.
-  bool needs_rows() const { return sets_f32_ || sets_bf16_ || has_int8_; }
+  bool needs_rows() const { return sets_f32_ || sets_bf16_ || has_int8_ || has_split_; }
 
   const float* f32_row(int row) const { return f32_ + row * f32_stride_; }
   const bf16* bf16_row(int row) const { return bf16_ + row * bf16_stride_; }
@@ -45,6 +53,8 @@ class Operand {
   const GroupScale* scales_row(int row) const {
     return scales_memory_.as<GroupScale>() + size_t(row) * (columns_ / kColumnMultiple);
   }
+  // Of 16 rows; row: a multiple of 16.
+  const uint8_t* split_tile(int row) const { return split_memory_.bytes() + size_t(row) * columns_ * sizeof(float); }
   size_t f32_stride() const { return f32_stride_; }    // in values
   size_t bf16_stride() const { return bf16_stride_; }  // in values
 
@@ -53,7 +63,7 @@ class Operand {
   void set_row_of(int row, const Element* values, int count);
 
   int columns_ = 0;  // padded
-  bool sets_f32_ = false, sets_bf16_ = false, has_int8_ = false;
+  bool sets_f32_ = false, sets_bf16_ = false, has_int8_ = false, has_split_ = false;
 
   const float* f32_ = nullptr;  // [rows][f32_stride], own or borrowed; so is bf16_
   const bf16* bf16_ = nullptr;
@@ -62,6 +72,7 @@ class Operand {
   Memory f32_memory_, bf16_memory_;
   Memory int8_memory_;    // [rows][columns]
   Memory scales_memory_;  // [rows][columns / 32] of GroupScale
+  Memory split_memory_;   // whole tiles of rows
 };
 
 }  // namespace ts

@@ -3,6 +3,8 @@
 // lane: the row's number within the panel. columns: padded.
 #pragma once
 
+#include <cmath>
+
 #include "quantized_group.h"
 
 namespace ts {
@@ -30,6 +32,25 @@ inline void read_values(const bf16* panel, int block, int lane, float* values) {
     values[column] = to_float(from[column * kPanelRows]);
     values[column + 1] = to_float(from[column * kPanelRows + 1]);
   }
+}
+
+// The same of split: a block's high parts, then the low ones. An infinity has no low part.
+inline void write_split_values(bf16* panel, int block, int lane, const float* values) {
+  bf16 high[kColumnMultiple], low[kColumnMultiple];
+  for (int column = 0; column < kColumnMultiple; ++column) {
+    high[column] = to_bf16(values[column]);
+    const float whole = to_float(high[column]);
+    low[column] = to_bf16(std::isinf(whole) ? 0.0f : values[column] - whole);
+  }
+  write_values(panel, 2 * block, lane, high);
+  write_values(panel, 2 * block + 1, lane, low);
+}
+
+inline void read_split_values(const bf16* panel, int block, int lane, float* values) {
+  float low[kColumnMultiple];
+  read_values(panel, 2 * block, lane, values);
+  read_values(panel, 2 * block + 1, lane, low);
+  for (int column = 0; column < kColumnMultiple; ++column) values[column] += low[column];
 }
 
 // Scales or minima of a panel, [groups][16].

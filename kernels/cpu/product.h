@@ -13,6 +13,7 @@
 #include "product_int8.h"
 #include "product_int8_amx.h"
 #include "product_scratch.h"
+#include "product_split.h"
 #include "segment_product.h"
 #include "thread_pool.h"
 
@@ -29,6 +30,7 @@ void multiply_rows(const Segment& segment, int columns, const Operand& x, Span r
   switch (operand_kind(segment.format)) {
 #if defined(__AMX_BF16__)
     case OperandKind::bf16: return by(ProductAmx(columns, x, rows, scratch));
+    case OperandKind::split: return by(ProductSplit(x));
 #elif defined(__AVX512BF16__)
     case OperandKind::bf16: return by(ProductBf16(x));
 #endif
@@ -50,7 +52,7 @@ void multiply_segment(const Segment& segment, int columns, const Operand& x, Spa
                       ProductScratch& scratch, Epilogue& epilogue) {
   constexpr size_t kKeptBytes = 800 << 10;
   constexpr int kMultiple = 96;  // a multiple of each product's tiles
-  constexpr size_t kValueBytes[] = {sizeof(float), sizeof(bf16), sizeof(int8_t) + 1};  // by kind of operand
+  constexpr size_t kValueBytes[] = {sizeof(float), sizeof(bf16), sizeof(int8_t) + 1, 2 * sizeof(bf16)};  // by kind of operand
   const size_t row_bytes = size_t(columns) * kValueBytes[int(operand_kind(segment.format))];
   const int kept = std::max(int(kKeptBytes / row_bytes) / kMultiple, 1) * kMultiple;
   for (int row = rows.begin; row < rows.end; row += kept) {
@@ -58,7 +60,7 @@ void multiply_segment(const Segment& segment, int columns, const Operand& x, Spa
   }
 }
 
-// For each row in `rows` and each panel in `panels`, in any order, calls
+// rows.begin is a multiple of 16. For each row in `rows` and each panel in `panels`, in any order, calls
 //
 //   epilogue(int row, int panel, Lanes outputs)
 //

@@ -2,13 +2,13 @@
 
 #if defined(__AMX_BF16__)
 
+#include "tile_sums.h"
+
 namespace ts {
 
 namespace {
 
 constexpr size_t kTileBytes = kTileRows * kTileRowBytes;
-constexpr size_t kSumsStride = ProductAmx::kPanels * kPanelRows * sizeof(float);
-constexpr size_t kSumsTile = size_t(kTileRows) * ProductAmx::kPanels * kPanelRows;  // floats
 
 // Of a tile of up to 16 rows: 32 columns of all rows lie side by side.
 struct RowTile {
@@ -24,31 +24,8 @@ void load_tile_of(const uint8_t* rows) {
   Passing ? load_passing_tile<Tile>(rows, kTileRowBytes) : load_tile<Tile>(rows, kTileRowBytes);
 }
 
-// Tiles 0 to 3 are sums [row tile][panel], 4 and 5 activations, 6 and 7 weights.
-template <int RowTiles, int Panels>
-void zero_sums() {
-  zero_tile<0>();
-  if constexpr (Panels == 2) zero_tile<1>();
-  if constexpr (RowTiles == 2) zero_tile<2>();
-  if constexpr (RowTiles == 2 && Panels == 2) zero_tile<3>();
-}
-
-template <int RowTiles, int Panels>
-void load_sums(const float* sums) {
-  load_tile<0>(sums, kSumsStride);
-  if constexpr (Panels == 2) load_tile<1>(sums + kPanelRows, kSumsStride);
-  if constexpr (RowTiles == 2) load_tile<2>(sums + kSumsTile, kSumsStride);
-  if constexpr (RowTiles == 2 && Panels == 2) load_tile<3>(sums + kSumsTile + kPanelRows, kSumsStride);
-}
-
-template <int RowTiles, int Panels>
-void store_sums(float* sums) {
-  store_tile<0>(sums, kSumsStride);
-  if constexpr (Panels == 2) store_tile<1>(sums + kPanelRows, kSumsStride);
-  if constexpr (RowTiles == 2) store_tile<2>(sums + kSumsTile, kSumsStride);
-  if constexpr (RowTiles == 2 && Panels == 2) store_tile<3>(sums + kSumsTile + kPanelRows, kSumsStride);
-}
-
+// Tiles 0 to 3 are sums, 4 and 5 activations, 6 and 7 weights.
+//
 // RowsPass: whether the activations pass by, or the weights.
 template <int RowTiles, int Panels, bool RowsPass>
 void multiply_columns(WeightTile& weights, Span columns, RowTile above, RowTile below, Meanwhile& meanwhile) {

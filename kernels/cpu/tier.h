@@ -6,10 +6,13 @@
 namespace ts {
 
 // The form of the activations that a product takes.
-enum class OperandKind { f32, bf16, int8 };
+enum class OperandKind { f32, bf16, int8, split };
 
 constexpr OperandKind operand_kind(Format format) {
   if (format == Format::f32) return OperandKind::f32;
+#if defined(__AMX_BF16__)
+  if (format == Format::split) return OperandKind::split;
+#endif
 #if defined(__AVX512VNNI__)
   if (is_quantized(format)) return OperandKind::int8;
 #endif

@@ -37,6 +37,20 @@ void widen(const uint8_t* panel, int columns, float* values) {
   }
 }
 
+// split as f32: exact.
+void join(const uint8_t* panel, int columns, float* values) {
+  constexpr int kHalf = kColumnMultiple * kPanelRows;
+  const bf16* high = reinterpret_cast<const bf16*>(panel);
+  for (int column = 0; column < columns; column += 2, high += 2 * kPanelRows) {
+    if (column > 0 && column % kColumnMultiple == 0) high += kHalf;
+    Lanes even, odd, low_even, low_odd;
+    load_bf16_pairs(high, even, odd);
+    load_bf16_pairs(high + kHalf, low_even, low_odd);
+    store(values + column * kPanelRows, even + low_even);
+    store(values + (column + 1) * kPanelRows, odd + low_odd);
+  }
+}
+
 }  // namespace
 
 void unpack_panel(Format format, const uint8_t* panel, int columns, float* out, const uint8_t* next) {
@@ -47,6 +61,7 @@ void unpack_panel(Format format, const uint8_t* panel, int columns, float* out, 
     case Format::q8_16: return unpack_quants<Format::q8_16>(panel, columns, out, next);
     case Format::q4: return unpack_quants<Format::q4>(panel, columns, out, next);
     case Format::q4_wide: return unpack_quants<Format::q4_wide>(panel, columns, out, next);
+    case Format::split: return join(panel, columns, out);
   }
 }
 
