@@ -11,7 +11,7 @@ from trioserve.link.step_thread import Job
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trioserve.core.engine import EngineCore
+    from trioserve.link.service import SteeredCore
 
 __all__ = ["BetweenSteps"]
 
@@ -25,7 +25,7 @@ class BetweenSteps:
     So what has to happen between two steps is a function, and the loop calls it.
     """
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: SteeredCore) -> None:
         self._core = core
         self._jobs: list[Job[object]] = []  # one per task that waits in `do`
         self._arrivals = trio.lowlevel.ParkingLot()

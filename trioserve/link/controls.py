@@ -13,9 +13,8 @@ from trioserve.link.loaded_adapters import LoadedAdapters
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from trioserve.core.engine import EngineCore
+    from trioserve.link.service import SteeredCore, SteeredRunner
     from trioserve.link.step_thread import StepThread
-    from trioserve.worker.model_runner import ModelRunner
 
 __all__ = ["Controls"]
 
@@ -31,7 +30,7 @@ class Controls:
 
     # Invariant: while any memory is released, the core is held and no step is in flight.
 
-    def __init__(self, core: EngineCore, thread: StepThread, runner: ModelRunner, num_blocks: int) -> None:
+    def __init__(self, core: SteeredCore, thread: StepThread, runner: SteeredRunner, num_blocks: int) -> None:
         self.between_steps = BetweenSteps(core)
         self.sleep_level = _AWAKE
         self.core = core

@@ -1,4 +1,4 @@
-"""The engine core's process: `python -m trioserve.link.engine_process FD`, started by `link.process` only.
+"""The engine core's process: `python -m trioserve.link.engine_process FD RUNNER`, started by `link.process`.
 
 It lives as long as its end of the link: an end of file asks it to stop, a hangup ends it at once. Signals
 from a terminal or a service manager go to the whole process group; what they mean is the parent's to
@@ -22,11 +22,14 @@ from trioserve.settling import settle
 __all__ = ["keep_openmp_from_spinning", "main"]
 
 
-async def _serve(link: socket.socket) -> bool:
+async def _serve(link: socket.socket, runner: str) -> bool:
     # After the watch has begun: what this imports takes half a second, most of which holds the GIL. Later,
     # packing weights and making the grammars' tokenizer can then go on side by side.
     with suppress(ImportError, OSError):  # comes again, where the client can be told
-        import trioserve.worker.model_runner  # noqa: F401, PLC0415
+        if runner == "pooling":
+            import trioserve.worker.pooling_runner  # noqa: PLC0415
+        else:
+            import trioserve.worker.model_runner  # noqa: F401, PLC0415
     from trioserve.link.core_server import serve_core  # noqa: PLC0415
 
     stream = MessageStream(trio.SocketStream(trio.socket.from_stdlib_socket(link)))
@@ -53,7 +56,7 @@ def main() -> int:
     link = socket.socket(fileno=int(sys.argv[1]))
     link.setblocking(False)
     with dies_with_parent(link.fileno()):
-        return 0 if trio.run(_serve, link) else 1
+        return 0 if trio.run(_serve, link, sys.argv[2]) else 1
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from trioserve.errors import InvalidRequestError, LoRANotFoundError, TrioserveEr
 
 if TYPE_CHECKING:
     from trioserve.config import LoRAConfig
+    from trioserve.link.service import SteeredRunner
     from trioserve.link.step_thread import StepThread
-    from trioserve.worker.model_runner import ModelRunner
 
 __all__ = ["LoadedAdapters"]
 
@@ -26,7 +26,7 @@ class LoadedAdapters:
     sees to it that no request has an adapter that it unloads, and that there are not too many.
     """
 
-    def __init__(self, thread: StepThread, runner: ModelRunner) -> None:
+    def __init__(self, thread: StepThread, runner: SteeredRunner) -> None:
         self._thread = thread
         self._runner = runner
         self._keys: set[str] = set()

@@ -19,7 +19,7 @@ from trioserve.link.message_stream import MessageStream
 from trioserve.nurseries import end_nursery
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.link.messages import Ready
@@ -38,18 +38,19 @@ _ORDERLY = 0
 
 
 class EngineProcess:
-    """The child (`python -m MODULE FD`, with its end of a socket), from its start until it has been reaped.
+    """The child (`python -m MODULE FD [ARG]`, with its end of a socket), from its start until it has been
+    reaped.
 
     It is started by `subprocess.Popen` in the loop's own thread, which blocks for a few milliseconds: trio
     would fork in a worker thread, and a parent-death signal follows the thread that forked.
     """
 
-    def __init__(self, module: str = "trioserve.link.engine_process") -> None:
+    def __init__(self, module: str, *args: str) -> None:
         """Raises OSError: the system has no process, memory or file descriptor left."""
         near, far = socket.socketpair()
         with far:
             try:
-                self._child = _start_child(module, far.fileno())
+                self._child = _start_child(module, far.fileno(), args)
                 # Open from the start, so that reaping works where no file descriptor is left. -1 once reaped.
                 self._pidfd = _open_pidfd(self._child)
             except BaseException:
@@ -86,9 +87,9 @@ class EngineProcess:
             self._pidfd = -1
 
 
-def _start_child(module: str, link_fd: int) -> subprocess.Popen[bytes]:
+def _start_child(module: str, link_fd: int, args: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", module, str(link_fd)],
+        [sys.executable, "-m", module, str(link_fd), *args],
         stdin=subprocess.DEVNULL,
         stdout=2,  # the parent's stdout may carry somebody's data
         pass_fds=[link_fd],
@@ -123,7 +124,7 @@ async def open_process_client(config: EngineConfig, model: ResolvedModel) -> Asy
       EngineStartError: it did not become ready, with the reason.
     """
     try:
-        process = EngineProcess()
+        process = EngineProcess("trioserve.link.engine_process", model.runner)
     except OSError as error:
         raise EngineStartError(f"The engine core's process could not be started: {error}") from error
     stream = MessageStream(trio.SocketStream(process.socket))
