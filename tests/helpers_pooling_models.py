@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from trioserve.worker.pooling_runner import PoolingRunner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from trioserve.config import ResolvedModel
@@ -91,7 +93,7 @@ def save_random(directory: Path, architecture: str, family: str, **changes: Any)
     model = getattr(transformers, architecture)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # transformers' own are so small that mistakes would not show
-            parameter.normal_(0, 0.3) if parameter.ndim > 1 else parameter.add_(
+            parameter.normal_(0, 0.15) if parameter.ndim > 1 else parameter.add_(
                 0.1 * torch.randn_like(parameter)
             )
     transformers.utils.logging.disable_progress_bar()  # it starts a thread, which would stay
@@ -104,9 +106,9 @@ def resolve(directory: Path, **changes: Any) -> ResolvedModel:
     return resolve_model(model_config(directory, **changes), SilentProgress())
 
 
-def runner_of(model: ResolvedModel, **changes: Any) -> PoolingRunner:
+def open_runner(model: ResolvedModel, **changes: Any) -> AbstractContextManager[PoolingRunner]:
     config = EngineArgs(model=model.directory, threads=2, **changes).create_engine_config()
-    return PoolingRunner(model, config)
+    return contextlib.closing(PoolingRunner(model, config))
 
 
 def random_texts(lengths: Sequence[int]) -> list[list[int]]:
@@ -121,8 +123,12 @@ def sequences(texts: Sequence[Sequence[int]], params: PoolingParams, **more: Any
     ]
 
 
-def pooled(runner: PoolingRunner, texts: Sequence[Sequence[int]], params: PoolingParams) -> list[np.ndarray]:
-    return [data_of(result) for result in runner.pool(sequences(texts, params))]
+def pooled(
+    model: ResolvedModel, texts: Sequence[Sequence[int]], params: PoolingParams, **changes: Any
+) -> list[np.ndarray]:
+    """By a runner of its own, in one step."""
+    with open_runner(model, **changes) as runner:
+        return [data_of(result) for result in runner.pool(sequences(texts, params))]
 
 
 def data_of(result: PooledSequence) -> np.ndarray:

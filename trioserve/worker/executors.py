@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from trioserve.errors import InvalidConfigError
 from trioserve.worker.native_executor import NativeExecutor
-from trioserve_kernels.native import TIERS, NativeLibraryError, available_tiers, load
+from trioserve.worker.tiers import choose_library
 
 if TYPE_CHECKING:
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.worker.executor import Executor
-    from trioserve_kernels.native import Library
 
 __all__ = ["make_executor"]
 
@@ -27,7 +26,7 @@ def make_executor(model: ResolvedModel, config: EngineConfig) -> Executor:
       ModelNotSupportedError, ModelSourceError: see the executors.
       InvalidConfigError: kernels are asked for that are not there, or that cannot do what else is asked for.
     """
-    library = _choose(config)
+    library = choose_library(config.cpu_kernels, _obstacle(config))
     if isinstance(library, str):
         _check_torch_can(model, config, reason=library)
         # With torch, which takes seconds.
@@ -35,18 +34,6 @@ def make_executor(model: ResolvedModel, config: EngineConfig) -> Executor:
 
         return TorchExecutor(model, config, reason=library)
     return NativeExecutor(library, model, config)
-
-
-def _choose(config: EngineConfig) -> Library | str:
-    """Native kernels, or why there are none."""
-    asked = config.cpu_kernels
-    if asked == "torch":
-        return "cpu_kernels=torch"
-    if (obstacle := _obstacle(config)) is not None:
-        if asked != "auto":
-            raise InvalidConfigError(f"cpu_kernels={asked}: {obstacle}.", field="cpu_kernels")
-        return obstacle
-    return _fastest() if asked == "auto" else _named(asked)
 
 
 def _obstacle(config: EngineConfig) -> str | None:
@@ -59,27 +46,6 @@ def _obstacle(config: EngineConfig) -> str | None:
             f"got {config.cache.block_size}"
         )
     return None
-
-
-def _fastest() -> Library | str:
-    reasons = []
-    for tier in TIERS:
-        try:
-            return load(tier)
-        except NativeLibraryError as error:
-            reasons.append(str(error))
-    return f"there are no native kernels: {reasons[-1]}"  # of the tier that every processor can run
-
-
-def _named(tier: str) -> Library:
-    try:
-        return load(tier)
-    except NativeLibraryError as error:
-        allowed = ", ".join(["auto", "torch", *available_tiers()])
-        raise InvalidConfigError(
-            f"cpu_kernels must be one of {allowed} on this machine, got {tier!r}: {error}.",
-            field="cpu_kernels",
-        ) from None
 
 
 def _check_torch_can(model: ResolvedModel, config: EngineConfig, *, reason: str) -> None:
