@@ -220,6 +220,31 @@ def test_no_weights_are_fetched_of_what_cannot_be_served(hub: Hub) -> None:
     assert hub.downloads() == {"config.json"}
 
 
+def test_files_of_sentence_transformers_are_fetched_too(hub: Hub) -> None:
+    config = CONFIG | {"architectures": ["BertModel"], "model_type": "bert", "hidden_size": 8}
+    modules = [{"type": "Transformer"}, {"type": "Pooling", "path": "1_Pooling"}]
+    prompts = {"prompts": {"query": "query: "}}
+    files = FILES | {
+        "config.json": json.dumps(config).encode(),
+        "modules.json": json.dumps(modules).encode(),
+        "1_Pooling/config.json": b'{"pooling_mode": "lasttoken"}',
+        "sentence_bert_config.json": b'{"max_seq_length": 64}',
+        "config_sentence_transformers.json": json.dumps(prompts).encode(),
+    }
+    hub.repositories["owner/sentences"] = {"main": files | UNWANTED}
+    found = resolve("owner/sentences")
+    assert (found.runner, found.max_model_len) == ("pooling", 64)
+    assert found.pooler is not None
+    assert (found.pooler.pooling_type, found.pooler.prompts) == ("last", {"query": "query: "})
+    assert hub.downloads() == {name.rsplit("/", 1)[-1] for name in files}
+
+
+def test_what_is_to_embed_need_not_be_able_to_generate(hub: Hub) -> None:
+    config = json.dumps(CONFIG | {"architectures": ["MistralForCausalLM"], "hidden_size": 8}).encode()
+    hub.repositories["owner/mistral"] = {"main": FILES | {"config.json": config}}
+    assert resolve("owner/mistral", convert="embed").runner == "pooling"
+
+
 def test_a_repository_that_is_no_model(hub: Hub) -> None:
     hub.repositories["owner/gguf"] = {"main": {"model.gguf": b"GGUF"}}
     with pytest.raises(ModelSourceError, match=r"owner/gguf.*no config\.json"):

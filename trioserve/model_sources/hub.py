@@ -28,6 +28,8 @@ class HubReference:
     """A branch, tag or commit; None: the hub's default."""
     token: str | None = attrs.field(repr=False)
     """None: that of `hf auth login`, if there is one."""
+    pools: bool = False
+    """It is wanted for runner=pooling, for which models will do that cannot be served otherwise."""
 
 
 def fetch_model(reference: HubReference, progress: Progress) -> Path:

@@ -61,7 +61,8 @@ def _locate(config: ModelConfig, progress: Progress) -> Path:
         return (_from_directory if found.is_dir() else _from_file)(found, progress)
     if _HUB_ID.fullmatch(config.model) is None:
         raise _not_found(config.model)
-    return fetch_model(HubReference(config.model, config.revision, config.hf_token), progress)
+    pools = config.runner == "pooling" or config.convert == "embed"
+    return fetch_model(HubReference(config.model, config.revision, config.hf_token, pools), progress)
 
 
 def _from_directory(path: Path, progress: Progress) -> Path:
