@@ -14,11 +14,12 @@ __all__ = ["StreamInThread"]
 class StreamInThread:
     """A streaming completion, read to its end in a thread. The constructor waits for its first chunk."""
 
-    def __init__(self, url: str, *, max_tokens: int = 4000) -> None:
+    def __init__(self, url: str, *, max_tokens: int = 4000, model: str = MODEL) -> None:
         self.chunks = 0
         self.error: Exception | None = None
         self.finished = False
         self._max_tokens = max_tokens
+        self._model = model
         self._client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
@@ -27,7 +28,7 @@ class StreamInThread:
     def _read(self) -> None:
         try:
             with self._client.completions.create(
-                model=MODEL,
+                model=self._model,
                 prompt="x",
                 max_tokens=self._max_tokens,
                 stream=True,

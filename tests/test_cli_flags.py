@@ -26,7 +26,7 @@ def no_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_flags_all_is_as_in_python() -> None:
-    assert parse([]) == (EngineArgs(), ServerArgs())
+    assert parse([]) == ([EngineArgs()], ServerArgs())
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,36 @@ def test_without_flags_all_is_as_in_python() -> None:
     ],
 )
 def test_engine_flags(flags: list[str], expected: dict[str, Any]) -> None:
-    assert parse(flags)[0] == EngineArgs(**expected)
+    assert parse(flags)[0] == [EngineArgs(**expected)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--model", "a", "--model=b"], [{"model": "a"}, {"model": "b"}]),
+        (
+            ["--dtype", "float32", "--model", '{"model": "a", "dtype": "bfloat16"}', "--model", "b"],
+            [{"model": "a", "dtype": "bfloat16"}, {"model": "b", "dtype": "float32"}],
+        ),
+        (
+            ["--model", '{"model": "a", "served_model_name": "x"}', "--model", "a", "--threads", "2"],
+            [{"model": "a", "served_model_name": ("x",), "threads": 2}, {"model": "a", "threads": 2}],
+        ),
+        (['{"model": "a", "max_model_len": "8k"}'], [{"model": "a", "max_model_len": 8000}]),
+        (
+            ["--model", '{"model": "a", "speculative_config": {"method": "ngram"}}'],
+            [{"model": "a", "speculative_config": {"method": "ngram"}}],
+        ),
+    ],
+)
+def test_several_models(flags: list[str], expected: list[dict[str, Any]]) -> None:
+    assert parse(flags)[0] == [EngineArgs(**args) for args in expected]
 
 
 def test_server_flags() -> None:
     flags = ["m", "--host", "::1", "--port", "0", "--api-key", "a", "b", "--max-body-size", "1MiB"]
-    engine_args, server_args = parse(flags)
-    assert engine_args == EngineArgs(model="m")
+    models, server_args = parse(flags)
+    assert models == [EngineArgs(model="m")]
     assert server_args == ServerArgs(host="::1", port=0, api_key=("a", "b"), max_body_size=2**20)
 
 
@@ -191,6 +214,41 @@ def refusal(flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--log.access=no"], "--log.access/--no-log.access: takes no value, got 'no'"),
         (["a", "b"], "'b': not expected; one MODEL is taken, and values follow their flag"),
         (["a", "--model", "b"], "--model: must be the same as MODEL, 'a', got 'b'"),
+        (["a", "--model", "a", "--model", "b"], "--model: must be the same as MODEL, 'a', got 'a, b'"),
+        (
+            ["--model", "a", "--model", "a"],
+            "--model: each must have names of its own, got 'a' twice; give such models another name: "
+            '{"model": ..., "served_model_name": ...}',
+        ),
+        (
+            ["--model", "a", "--model", '{"model": "b", "enable_lora": true, "lora_modules": ["a=/x"]}'],
+            "--model: each must have names of its own, got 'a' twice; give such models another name: "
+            '{"model": ..., "served_model_name": ...}',
+        ),
+        (
+            ["--model", '{"model": "a", "dtype": "int3"}'],
+            "--model: dtype must be one of auto, bfloat16, float32, got 'int3', of 'a'",
+        ),
+        (
+            ["--model", '{"model": "a"}', "--dtype", "int3"],
+            "--dtype: must be one of auto, bfloat16, float32, got 'int3'",
+        ),
+        (["--model", '{"model": ""}'], "--model: must be a non-empty string, got ''"),
+        (["--model", '{"model": "a", "dtyp": 1}'], "--model: 'dtyp': unknown key; did you mean dtype?"),
+        (
+            ["--model", '{"model": "a", "port": 1}'],
+            "--model: 'port': unknown key; they are those of the flags, with _ for -",
+        ),
+        (
+            ["--model", '{"model": "a", "log": {}}'],
+            "--model: log is the same for all models, and a flag of its own",
+        ),
+        (["--model", "{}"], '--model: must have the key "model", got none'),
+        (
+            ["--model", "{a"],
+            '--model: must be a name, or JSON such as {"model": "smollm2-135m", "max_num_seqs": 32}; this '
+            "JSON is wrong: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(flags: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +266,7 @@ def test_secrets_are_in_no_message(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_retired_flags_warn_and_are_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--swap-space", "4", "--enforce_eager", "some/model", "--no-enable-chunked-prefill"]
-    assert parse(flags)[0] == EngineArgs(model="some/model")
+    assert parse(flags)[0] == [EngineArgs(model="some/model")]
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(" is retired")[0] for line in lines] == [
         "trioserve serve: warning: --swap-space",
@@ -222,7 +280,7 @@ def test_retired_flags_warn_and_are_dropped(capsys: pytest.CaptureFixture[str]) 
 def test_every_retired_name_is_a_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = f"--{name.replace('_', '-')}"
     value = ["4"] if name == "swap_space" else []
-    assert parse([flag, *value])[0] == EngineArgs()
+    assert parse([flag, *value])[0] == [EngineArgs()]
     assert capsys.readouterr().err.startswith(f"trioserve serve: warning: {flag} is retired and ignored: ")
 
 

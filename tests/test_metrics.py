@@ -263,7 +263,7 @@ async def test_the_log_has_the_rates_of_its_interval_and_only_what_there_was(
             await trio.sleep(20)  # nothing happens: nothing is said
             nursery.cancel_scope.cancel()
     assert [record.getMessage() for record in caplog.records] == [
-        "prompt 10.0 tok/s, generation 2.0 tok/s, running 2, waiting 0, KV cache 50.0%, "
+        "small: prompt 10.0 tok/s, generation 2.0 tok/s, running 2, waiting 0, KV cache 50.0%, "
         "prefix cache hits 25.0%, drafts accepted 75.0%",
-        "prompt 0.0 tok/s, generation 1.0 tok/s, running 0, waiting 0, KV cache 0.0%",
+        "small: prompt 0.0 tok/s, generation 1.0 tok/s, running 0, waiting 0, KV cache 0.0%",
     ]

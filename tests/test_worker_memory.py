@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from helpers_worker import engine_config, resolved
@@ -21,12 +22,15 @@ def _blocks(
     bytes_per_block: int = MIB,
     max_model_len: int = 128,
     windows: tuple[int | None, ...] = (None,),
+    num_engines: int = 1,
     **args: object,
 ) -> int:
     monkeypatch.setattr("trioserve.worker.memory.available_memory", lambda: available)
     model = resolved(Path("anywhere"), max_model_len=max_model_len)
     layout = KVCacheLayout(block_size=16, windows=windows)
-    return num_kv_blocks(layout, bytes_per_block, engine_config(block_size=16, **args), model)
+    config = engine_config(block_size=16, **args)
+    config = attrs.evolve(config, cache=attrs.evolve(config.cache, num_engines=num_engines))
+    return num_kv_blocks(layout, bytes_per_block, config, model)
 
 
 def test_a_given_size_is_used_in_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,6 +39,12 @@ def test_a_given_size_is_used_in_whole_blocks(monkeypatch: pytest.MonkeyPatch) -
 
 def test_automatic_is_a_quarter_of_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _blocks(monkeypatch, available=400 * MIB, max_num_seqs=256) == 100
+
+
+def test_engines_side_by_side_share_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _blocks(monkeypatch, available=400 * MIB, max_num_seqs=256, num_engines=4) == 25
+    given = _blocks(monkeypatch, available=0, kv_cache_memory=9 * MIB, num_engines=4)
+    assert given == 9, "each has what it was given"
 
 
 def test_automatic_is_no_more_than_all_sequences_can_fill(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,8 @@ class CacheConfig:
     """Tokens per block."""
     memory_bytes: int | None
     """None: from the memory that is free when the engine starts."""
+    num_engines: int = 1
+    """Engines that start side by side and share that memory."""
     enable_prefix_caching: bool
     dtype: Literal["auto", "int8"]
     """Of keys and values; auto: the model's."""

@@ -1,6 +1,6 @@
-"""What `trioserve serve` does with an engine that is ready: HTTP, and what belongs to it.
+"""What `trioserve serve` does with engines that are ready: HTTP, and what belongs to it.
 
-Apart from `serve`, because it takes longer to import than all the rest: that is done while the engine starts.
+Apart from `serve`, because it takes longer to import than all the rest: that is done while the engines start.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trioserve.settling import settle
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trioserve.async_llm import AsyncLLM
     from trioserve.server.request_scope import App
@@ -32,7 +32,7 @@ __all__ = ["answer_requests"]
 
 
 async def answer_requests(
-    llm: AsyncLLM,
+    llms: Sequence[AsyncLLM],
     listener: socket.socket,
     args: ServerArgs,
     *,
@@ -52,7 +52,7 @@ async def answer_requests(
         open_background(args.responses_max_background) as background,
     ):
         home = ResponsesHome(store, background)
-        app = create_app(llm, args, is_draining=drain.is_set, responses=home)
+        app = create_app(llms, args, is_draining=drain.is_set, responses=home)
         start_listening(listener, args)
         on_ready()
         async with trio.open_nursery() as nursery:
@@ -64,8 +64,8 @@ async def answer_requests(
                 _limits(args),
                 shutdown=drain,
                 certificates=certificates,
-                count_refusal=llm.metrics.record_refusal,
-                access_log=llm.config.log.access,
+                count_refusal=app.count_refusal,
+                access_log=llms[0].config.log.access,
             )
             await background.wait_idle()
             end_nursery(nursery)

@@ -48,18 +48,30 @@ class FlagParser(argparse.ArgumentParser):
 
     # Declaring
 
-    def add_schema(self, schema: type[Any], title: str, *, only: Collection[str] | None = None) -> None:
-        """A flag for every field of this attrs class, or for these; `model` may also be given without one."""
+    def add_schema(
+        self,
+        schema: type[Any],
+        title: str,
+        *,
+        only: Collection[str] | None = None,
+        repeated: Mapping[str, str] | None = None,
+    ) -> None:
+        """A flag for every field of this attrs class, or for these; `model` may also be given without one.
+        `repeated` may be given several times, and are then lists: each with what the help says of that."""
         group = self.add_argument_group(title)
         hints = get_type_hints(schema)
         for attribute in attrs.fields(schema):
             if only is not None and attribute.name not in only:
                 continue
             help_text = _with_default(attribute.metadata["help"], attribute.default)
+            options: dict[str, Any] = {}
             if attribute.name == "model":
                 self.usage = f"{self.prog} [MODEL] [flags]"
                 group.add_argument("positional_model", metavar="MODEL", nargs="?", help=help_text)
-            _add_flag(group, attribute.name, hints[attribute.name], help_text)
+            more = (repeated or {}).get(attribute.name)
+            if more is not None:
+                help_text, options = f"{help_text}; {more}", {"action": "append"}
+            _add_flag(group, attribute.name, hints[attribute.name], help_text, **options)
             if (nested := _nested_class(hints[attribute.name])) is not None:
                 _add_nested_flags(group, attribute.name, nested)
                 self._nested_switches |= set(_switches_of(attribute.name, nested))
@@ -110,12 +122,11 @@ class FlagParser(argparse.ArgumentParser):
             if value is not None:
                 values[attribute.name] = value
         positional = getattr(namespace, "positional_model", None)
-        if (
-            "model" in hints
-            and positional is not None
-            and values.setdefault("model", positional) != positional
-        ):
-            self.error(f"--model: must be the same as MODEL, {positional!r}, got {values['model']!r}")
+        if "model" in hints and positional is not None:
+            given = values.setdefault("model", positional)
+            if given not in (positional, [positional]):
+                shown = given if isinstance(given, str) else ", ".join(given)
+                self.error(f"--model: must be the same as MODEL, {positional!r}, got {shown!r}")
         return values
 
     def build(self, schema: type[T], values: Mapping[str, Any]) -> T:
@@ -178,11 +189,12 @@ def _with_dashes(arguments: Iterable[str]) -> Iterator[str]:
     yield from arguments
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: str, kind: Any, help_text: str) -> None:
-    options: dict[str, Any] = {"metavar": _metavar_of(kind)}
+def _add_flag(group: argparse._ArgumentGroup, field: str, kind: Any, help_text: str, **options: Any) -> None:
     if kind is bool:
-        options = {"action": argparse.BooleanOptionalAction}
-    elif get_origin(kind) is tuple:
+        options["action"] = argparse.BooleanOptionalAction
+    else:
+        options["metavar"] = _metavar_of(kind)
+    if get_origin(kind) is tuple:
         options |= {"nargs": "+", "action": "extend"}
     group.add_argument(
         flag_of(field),

@@ -1,18 +1,19 @@
-"""`trioserve serve`: the engine and the HTTP server in one nursery tree.
+"""`trioserve serve`: the engines and the HTTP server in one nursery tree.
 
 serve
 ├─ signals     the first SIGTERM or SIGINT drains, the second ends everything
-├─ import      of what answers HTTP, in a thread, while the engine starts
-├─ AsyncLLM    owned here, not by the web framework
-├─ undertaker  the engine's death for good ends the server
+├─ import      of what answers HTTP, in a thread, while the engines start
+├─ AsyncLLM    one per model, side by side (cli/engines.py); owned here, not by the web framework
+├─ undertaker  one per engine, whose death for good ends the server
 └─ answering
    ├─ responses   the file of kept responses, if there is one
    ├─ background  responses for which no client waits, a task each
    ├─ closing     once it drains: requests that run too long are ended, and told why
    └─ http        accept, drain, cancel
 
-If the engine core dies, AsyncLLM restarts it or not (`--engine-restart`); the server, its sockets and its
-connections stay. Only once it is dead for good does the server end, with exit code 3.
+If an engine core dies, its AsyncLLM restarts it or not (`--engine-restart`); the server, its sockets and its
+connections stay, and so do the other models. Only once one is dead for good does the server end, with exit
+code 3.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import importlib
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -28,7 +30,7 @@ import attrs
 import trio
 
 from trioserve.args import EngineArgs
-from trioserve.async_llm import AsyncLLM
+from trioserve.cli.engines import make_engines, open_engines
 from trioserve.cli.exit_codes import ExitCode
 from trioserve.cli.logs import configure_logging
 from trioserve.nurseries import end_nursery, ungrouped
@@ -40,6 +42,8 @@ from trioserve.server_args import ServerArgs
 if TYPE_CHECKING:
     import socket
 
+    from trioserve.async_llm import AsyncLLM
+
 __all__ = ["serve"]
 
 log = logging.getLogger("trioserve.serve")
@@ -50,24 +54,25 @@ _DEATH_NOTICE = 1.0
 """Seconds in which a server without engine still answers, with errors and a failing /health."""
 
 
-def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
-    """Serve until a signal or the engine's death. Blocks; returns the exit code (see `ExitCode`).
+def serve(models: Sequence[EngineArgs], server_args: ServerArgs) -> int:
+    """Serve until a signal or an engine's death. Blocks; returns the exit code (see `ExitCode`). What the log
+    shows is as the first model has it.
 
     Raises:
       TrioserveError: it could not start; the text says why.
     """
-    configure_logging(engine_args.log)
+    configure_logging(models[0].log)
     raise_file_limit()
     with ungrouped():
-        return trio.run(_Server(engine_args, server_args).run)
+        return trio.run(_Server(models, server_args).run)
 
 
 @attrs.define(eq=False)
 class _Server:
-    engine_args: EngineArgs
+    models: Sequence[EngineArgs]
     server_args: ServerArgs
     _certificates: Certificates | None = attrs.field(init=False)
-    # Set by the first signal, or by the engine's death for good: from then on, what runs may finish.
+    # Set by the first signal, or by an engine's death for good: from then on, what runs may finish.
     _drain: trio.Event = attrs.field(init=False, factory=trio.Event)
     _serving: bool = attrs.field(init=False, default=False)
     _exit_code: ExitCode = attrs.field(init=False, default=ExitCode.DONE)
@@ -86,36 +91,40 @@ class _Server:
         return self._exit_code
 
     async def _serve(self, listener: socket.socket) -> None:
-        llm = AsyncLLM.from_engine_args(self.engine_args)
+        llms = make_engines(self.models)
         try:
-            await self._serve_with(llm, listener)
+            await self._serve_with(llms, listener)
         finally:
             # Asked at the very end, and however that came: a death counts also if nobody saw it in time.
-            if llm.errored:
+            if any(llm.errored for llm in llms):
                 self._exit_code = ExitCode.ENGINE_DEAD
         log.info("stopped")
 
-    async def _serve_with(self, llm: AsyncLLM, listener: socket.socket) -> None:
+    async def _serve_with(self, llms: Sequence[AsyncLLM], listener: socket.socket) -> None:
         started = time.monotonic()
-        async with llm, trio.open_nursery() as nursery:
+        async with open_engines(llms), trio.open_nursery() as nursery:
             from trioserve.cli.answering import answer_requests  # noqa: PLC0415 - is there by now
 
-            nursery.start_soon(self._watch_engine, llm)
+            for llm in llms:
+                nursery.start_soon(self._watch_engine, llm)
             await answer_requests(
-                llm,
+                llms,
                 listener,
                 self.server_args,
                 certificates=self._certificates,
                 drain=self._drain,
-                on_ready=partial(self._report_ready, llm, listener, started),
+                on_ready=partial(self._report_ready, llms, listener, started),
             )
             end_nursery(nursery)
 
-    def _report_ready(self, llm: AsyncLLM, listener: socket.socket, started: float) -> None:
+    def _report_ready(self, llms: Sequence[AsyncLLM], listener: socket.socket, started: float) -> None:
         self._serving = True
-        name, seconds = llm.config.model.served_model_names[0], time.monotonic() - started
-        args, precision = self.server_args, llm.model.precision
-        log.info("serving %s on %s (%s; ready in %.1f s)", name, describe(listener, args), precision, seconds)
+        args, seconds = self.server_args, time.monotonic() - started
+        names = ",".join(llm.config.model.served_model_names[0] for llm in llms)
+        precisions = ", ".join(llm.model.precision for llm in llms)
+        log.info(
+            "serving %s on %s (%s; ready in %.1f s)", names, describe(listener, args), precisions, seconds
+        )
         is_local = args.uds is not None or args.fd is not None or args.host in _LOCAL_HOSTS
         if not args.api_key and not is_local:
             log.warning("no --api-key: whoever can reach %s may use all of it", args.host)
@@ -123,7 +132,8 @@ class _Server:
     async def _watch_engine(self, llm: AsyncLLM) -> None:
         await llm.wait_dead()
         await trio.sleep(_DEATH_NOTICE)
-        log.error("the engine core is dead; stopping with exit code %d", ExitCode.ENGINE_DEAD)
+        name = llm.config.model.served_model_names[0]
+        log.error("the engine core of %s is dead; stopping with exit code %d", name, ExitCode.ENGINE_DEAD)
         self._drain.set()
 
     async def _handle_signals(

@@ -9,6 +9,7 @@ import attrs
 from trioserve.args import EngineArgs
 from trioserve.cli.environment import take_api_keys_from_environment
 from trioserve.cli.flags import FlagParser
+from trioserve.cli.model_flags import HELP, build_models
 from trioserve.server.api_keys import read_key_file
 from trioserve.server_args import ServerArgs
 
@@ -29,29 +30,30 @@ _QUEUED_PER_RUNNING = 16
 
 def run(arguments: Sequence[str]) -> int:
     """The command; returns its exit code. Raises TrioserveError."""
-    engine_args, server_args = parse(arguments)
+    models, server_args = parse(arguments)
     # A wrong flag is told before this takes its time.
     from trioserve.cli.serve import serve  # noqa: PLC0415
 
-    return serve(with_bounded_queue(engine_args), server_args)
+    return serve([with_bounded_queue(engine_args) for engine_args in models], server_args)
 
 
-def parse(arguments: Sequence[str]) -> tuple[EngineArgs, ServerArgs]:
-    """What the flags say; exits with code 2 if they are wrong. The API keys are all in `api_key` then.
+def parse(arguments: Sequence[str]) -> tuple[list[EngineArgs], ServerArgs]:
+    """What the flags say, of each model and of the server; exits with code 2 if they are wrong. The API keys
+    are all in `api_key` then.
 
     Raises:
       InvalidConfigError: the environment's keys or the file of keys are wrong.
     """
     parser = FlagParser("trioserve serve", "Serve a model over HTTP, with the OpenAI API.")
     parser.epilog = _EXIT_CODES
-    parser.add_schema(EngineArgs, "engine")
+    parser.add_schema(EngineArgs, "engine", repeated={"model": HELP})
     parser.add_schema(ServerArgs, "server")
     parser.add_retired()
     options = parser.parse(arguments)
-    engine_args = parser.build(EngineArgs, parser.given(EngineArgs, options))
+    models = build_models(parser, parser.given(EngineArgs, options))
     environment = take_api_keys_from_environment()
     server_values = {"api_key": environment, **parser.given(ServerArgs, options)}
-    return engine_args, _with_keys_of_file(parser.build(ServerArgs, server_values))
+    return models, _with_keys_of_file(parser.build(ServerArgs, server_values))
 
 
 def with_bounded_queue(args: EngineArgs) -> EngineArgs:

@@ -106,7 +106,7 @@ class EngineSupervisor:
                 self.metrics.record_ready(is_restart=self._core is not None)
                 self._core = client
                 self.slot.occupy(client)
-                _log_ready(client)
+                _log_ready(self.metrics.model_name, client)
                 on_ready()
                 error = await self._serve(client)
                 delay = self._delay(trio.current_time() - ready_at)
@@ -168,12 +168,13 @@ class EngineSupervisor:
 
     def _tell(self, error: EngineDeadError, delay: float | None) -> None:
         """The death to everybody whom it concerns."""
-        log.error("%s", error)
+        log.error("%s: %s", self.metrics.model_name, error)
         if delay is None:
             self.slot.bury(error)
         else:
             limit = self.config.restart_limit
-            log.warning("restart %d of %d in %.1f s", self._restarts, limit, delay)
+            name = self.metrics.model_name
+            log.warning("%s: restart %d of %d in %.1f s", name, self._restarts, limit, delay)
         self.get_requests().end_of_engine(error, requeue=self.config.requeue and delay is not None)
 
     def _fail_start(self, error: EngineStartError) -> float | None:
@@ -189,14 +190,15 @@ class EngineSupervisor:
         if self._core is None or self._core.ended_by_itself is None or self.slot.has_lost_core:
             return
         error = EngineDeadError(f"The engine core ended unexpectedly ({self._core.ended_by_itself}).")
-        log.error("%s", error)
+        log.error("%s: %s", self.metrics.model_name, error)
         self.slot.bury(error)
 
 
-def _log_ready(client: EngineCoreClient) -> None:
+def _log_ready(name: str, client: EngineCoreClient) -> None:
     ready = client.ready
     log.info(
-        "engine ready: %s; %d KV blocks of %d tokens (%.1f GiB), loaded in %.1f s",
+        "%s: engine ready: %s; %d KV blocks of %d tokens (%.1f GiB), loaded in %.1f s",
+        name,
         ready.kernels,
         ready.num_blocks,
         ready.block_size,

@@ -164,6 +164,7 @@ class EngineMetrics(Collector):
     """Of what `render` returns."""
 
     def __init__(self, model_name: str, max_model_len: int, *, engine: str = "0") -> None:
+        self.model_name = model_name
         self._label_names = ("model_name", "engine")
         self._label_values = (model_name, engine)
         self._levels = _Levels()

@@ -24,7 +24,7 @@ async def log_throughput(metrics: EngineMetrics, interval: float) -> None:
         await trio.sleep(interval)
         now = metrics.totals()
         if now != before:
-            log.info("%s", _describe(before, now, interval))
+            log.info("%s: %s", metrics.model_name, _describe(before, now, interval))
         before = now
 
 

@@ -25,7 +25,8 @@ def num_kv_blocks(
 ) -> int:
     """As many as `config.cache.memory_bytes` holds; if that is None, as many as the machine can well spare.
 
-    The automatic size is a quarter of the available memory, at most what `max_num_seqs` sequences of
+    The automatic size is a quarter of the available memory, or its part of that if several engines start side
+    by side, at most what `max_num_seqs` sequences of
     `max_model_len` fill, and at least one such sequence.
 
     Raises:
@@ -35,7 +36,8 @@ def num_kv_blocks(
     if config.cache.memory_bytes is None:
         memory = available_memory()
         useful = config.scheduler.max_num_seqs * per_sequence
-        wanted = min(max(memory // _AUTOMATIC_SHARE // bytes_per_block, per_sequence), useful)
+        share = memory // _AUTOMATIC_SHARE // config.cache.num_engines
+        wanted = min(max(share // bytes_per_block, per_sequence), useful)
     else:
         memory = config.cache.memory_bytes
         wanted = memory // bytes_per_block
