@@ -17,6 +17,7 @@ ROOTS = (
     "CreateChatCompletionResponse",
     "CreateChatCompletionStreamResponse",
     "CreateCompletionResponse",
+    "CreateEmbeddingResponse",
     "ErrorResponse",
     "ListModelsResponse",
     "Model",

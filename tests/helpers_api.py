@@ -488,6 +488,11 @@ class Exchange:
         return Reply(start["status"], headers, b"".join(part["body"] for part in parts))
 
     @property
+    def num_parts(self) -> int:
+        """So many messages had a part of the response's body."""
+        return sum(bool(message.get("body")) for message in self._sent)
+
+    @property
     def received(self) -> bytes:
         """What has come of the response's body."""
         return b"".join(message.get("body", b"") for message in self._sent)

@@ -22,6 +22,10 @@ _CHUNK = "CompletionChunk"
 
 _ALLOWED: tuple[tuple[str, str, Schema, str], ...] = (
     (
+        "Embedding", "embedding", {"type": "string"},
+        "base64, which requests may ask for, as OpenAI's own client does",
+    ),
+    (
         "Response", "usage", _NULL,
         "not known before the end; OpenAI's API says null too, and other descriptions demand the key",
     ),
@@ -50,6 +54,7 @@ _ALLOWED: tuple[tuple[str, str, Schema, str], ...] = (
 _BY_ROUTE = {
     ("post", "/v1/chat/completions"): "CreateChatCompletionResponse",
     ("post", "/v1/completions"): "CreateCompletionResponse",
+    ("post", "/v1/embeddings"): "CreateEmbeddingResponse",
     ("post", "/v1/responses"): "Response",
     ("get", "/v1/responses/{response_id}"): "Response",
     ("post", "/v1/responses/{response_id}/cancel"): "Response",

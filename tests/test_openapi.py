@@ -25,16 +25,23 @@ if TYPE_CHECKING:
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 COMPLETION = {"prompt": "Hi"}
+INPUT = {"input": "Hi"}
 BODIES: dict[str, dict[str, Any]] = {
     "ChatBatchRequest": {"messages": [CHAT["messages"]]},
     "ChatCompletionRequest": CHAT,
+    "ClassifyRequest": INPUT,
+    "CohereEmbedRequest": {"texts": ["Hi"]},
     "CompletionRequest": {**COMPLETION, "echo": True},  # else 0 is no max_tokens
     "ConversationRequest": {**CHAT, "model": "small"},
     "DetokenizeRequest": {"tokens": [1]},
+    "EmbeddingRequest": INPUT,
     "GenerateRequest": {"token_ids": [1], "sampling_params": {}},
     "LoadLoRARequest": {"lora_name": "a", "lora_path": "b"},
     "MessagesRequest": {**CHAT, "model": "small", "max_tokens": 1},
+    "PoolingRequest": INPUT,
+    "RerankRequest": {"query": "Hi", "documents": ["Ho"]},
     "ResponsesRequest": {"input": "Hi"},
+    "ScoreRequest": {"queries": "Hi", "documents": ["Ho"]},
     "TokenCountRequest": {"input": "Hi"},
     "TokenizeRequest": COMPLETION,
     "UnloadLoRARequest": {"lora_name": "a"},

@@ -223,6 +223,11 @@ class PoolingOutput:
         """Of a row."""
         return len(self.data) if self.num_rows is None else len(self.data) // max(self.num_rows, 1)
 
+    @property
+    def shape(self) -> list[int]:
+        """[num_values], or [num_tokens, num_values]."""
+        return [self.num_values] if self.num_rows is None else [self.num_rows, self.num_values]
+
     def tolist(self) -> list[float] | list[list[float]]:
         """A list of numbers, or of one list per token."""
         if self.num_rows is None:

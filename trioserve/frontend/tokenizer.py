@@ -19,6 +19,9 @@ __all__ = ["Tokenizer"]
 
 _TOKEN_CACHE_SIZE = 2**16
 
+_MAX_CHARACTERS_PER_TOKEN = 128
+"""No vocabulary has tokens that are longer on average."""
+
 
 class Tokenizer:
     """A model's tokenizer and what belongs to it: special tokens and chat template."""
@@ -91,6 +94,15 @@ class Tokenizer:
     def num_special_tokens(self, *, is_pair: bool) -> int:
         """How many `finish` adds."""
         return self.backend.num_special_tokens_to_add(is_pair)
+
+    def beginnings(self, texts: Sequence[str], max_tokens: int) -> list[str]:
+        """The characters of each text's first `max_tokens` tokens. Blocking, as `encode`."""
+        texts = [text[: max_tokens * _MAX_CHARACTERS_PER_TOKEN] for text in texts]
+        encodings = self.backend.encode_batch(texts, add_special_tokens=False)
+        return [
+            text if len(encoding) <= max_tokens else text[: encoding.offsets[max_tokens - 1][1]]
+            for text, encoding in zip(texts, encodings, strict=True)
+        ]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`; bytes that form no character become U+FFFD."""

@@ -25,6 +25,7 @@ from trioserve.server.model_routes import RouteTable
 from trioserve.server.models_route import Models
 from trioserve.server.openapi import Description
 from trioserve.server.openapi_routes import routes_of
+from trioserve.server.pooling.routes import add_pooling
 from trioserve.server.request_limits import RequestLimits
 from trioserve.server.request_scope import App
 from trioserve.server.responses.home import ResponsesHome
@@ -116,6 +117,7 @@ def _add_model(app: App, routes: ModelRoutes, args: ServerArgs, home: ResponsesH
     turns = turns_of(routes.service, args)
     add_generation(routes, turns, app, home)
     add_tokens(routes, turns, args)
+    add_pooling(routes, turns)
 
 
 def _open_paths(args: ServerArgs) -> Collection[str]:

@@ -10,7 +10,10 @@ import attrs
 from trioserve.server.protocol.errors import ErrorResponse
 from trioserve.server.protocol.reading import RequestReader
 
-__all__ = ["Body", "Route"]
+__all__ = ["GENERATION_FAILURES", "Body", "Route"]
+
+GENERATION_FAILURES = frozenset({404, 408, 413, 415, 429, 503, 504})
+"""Statuses of what costs the engine work."""
 
 
 @attrs.frozen

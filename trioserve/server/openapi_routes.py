@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 from trioserve.frontend.control import PauseMode, WakeTag
-from trioserve.server.openapi_route import Body, Route
+from trioserve.server.openapi_route import GENERATION_FAILURES, Body, Route
+from trioserve.server.pooling.openapi import BYTES, POOLING_READERS, POOLING_ROUTES
 from trioserve.server.protocol.anthropic_answers import (
     AnthropicErrorResponse,
     AnyEvent,
@@ -14,7 +15,10 @@ from trioserve.server.protocol.anthropic_answers import (
 )
 from trioserve.server.protocol.anthropic_readers import COUNT_TOKENS_READER, MESSAGES_READER
 from trioserve.server.protocol.chat import ChatCompletion, ChatCompletionChunk
+from trioserve.server.protocol.classification import ClassificationList
+from trioserve.server.protocol.cohere import CohereEmbeddings
 from trioserve.server.protocol.completions import Completion, CompletionChunk
+from trioserve.server.protocol.embeddings import EmbeddingList
 from trioserve.server.protocol.generate import (
     GENERATE_READER,
     Generated,
@@ -23,6 +27,7 @@ from trioserve.server.protocol.generate import (
 )
 from trioserve.server.protocol.lora import LOAD_LORA_READER, UNLOAD_LORA_READER
 from trioserve.server.protocol.models import ModelCard, ModelList
+from trioserve.server.protocol.pooling import PooledList
 from trioserve.server.protocol.readers import CHAT_BATCH_READER, CHAT_READER, COMPLETION_READER
 from trioserve.server.protocol.responses import (
     DeletedResponse,
@@ -33,6 +38,7 @@ from trioserve.server.protocol.responses import (
 from trioserve.server.protocol.responses_events import ResponseEvent
 from trioserve.server.protocol.responses_reader import RESPONSES_READER, TOKEN_COUNT_READER
 from trioserve.server.protocol.responses_request import Includable
+from trioserve.server.protocol.scoring import Ranking, ScoreList
 from trioserve.server.protocol.tokenization import (
     DETOKENIZE_READER,
     TOKENIZE_READER,
@@ -57,8 +63,6 @@ _VERSION = Body.json(
 )
 _HEALTH: Mapping[int, tuple[Body, ...]] = {200: (_EMPTY,), 503: (_EMPTY,)}
 
-_GENERATION_FAILURES = frozenset({404, 408, 413, 415, 429, 503, 504})
-
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
 
 
@@ -69,7 +73,7 @@ def _generation(name: str, summary: str, reader: RequestReader[Any], whole: type
         operation_id="create_" + name.replace("/", "_").removesuffix("s"),
         summary=summary,
         answers={200: (Body.json(whole), Body.events(chunk))},
-        failures=_GENERATION_FAILURES,
+        failures=GENERATION_FAILURES,
         reader=reader,
     )
 
@@ -108,7 +112,7 @@ def _post(
         operation_id=operation_id,
         summary=summary,
         answers={200: (Body.json(answer),)},
-        failures=_GENERATION_FAILURES - {429},
+        failures=GENERATION_FAILURES - {429},
         reader=reader,
         **more,
     )
@@ -120,6 +124,10 @@ def _object(**properties: str) -> Mapping[str, Any]:
     return {"type": "object", "properties": described, "required": list(properties)}
 
 
+_INVOCATIONS = (
+    ChatCompletion | Completion | EmbeddingList | CohereEmbeddings | PooledList | ClassificationList
+    | ScoreList | Ranking
+)  # fmt: skip
 _BOOLEAN = {"type": "boolean"}
 _COUNT = {"type": "integer", "minimum": 0}
 _RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -163,7 +171,7 @@ def _lora_update(what: str, summary: str, reader: RequestReader[Any]) -> Route:
         operation_id=f"{what}_lora_adapter",
         summary=summary,
         answers={200: (_TEXT,)},
-        failures=_GENERATION_FAILURES - {429},
+        failures=GENERATION_FAILURES - {429},
         reader=reader,
         flag="enable_lora_updates",
     )
@@ -177,7 +185,7 @@ _RESPONSES = (
     Route(
         path="/v1/responses", method="post", operation_id="create_response",
         summary="Go on with a conversation, by items", answers={200: (_RESPONSE, _RESPONSE_EVENTS)},
-        failures=_GENERATION_FAILURES, reader=RESPONSES_READER,
+        failures=GENERATION_FAILURES, reader=RESPONSES_READER,
         links={
             operation: {"response_id": "/id"}
             for operation in ("retrieve_response", "delete_response", "cancel_response", "list_input_items")
@@ -228,7 +236,7 @@ ROUTES = (
     Route(
         path="/v1/chat/completions/batch", method="post", operation_id="create_chat_batch",
         summary="Go on with several conversations", answers={200: (Body.json(ChatCompletion),)},
-        failures=_GENERATION_FAILURES, reader=CHAT_BATCH_READER,
+        failures=GENERATION_FAILURES, reader=CHAT_BATCH_READER,
     ),
     _not_stored("", "get", "list_stored"),
     _not_stored("/{completion_id}", "get", "retrieve_stored"),
@@ -237,6 +245,7 @@ ROUTES = (
     _not_stored("/{completion_id}/messages", "get", "list_stored_messages"),
     *_RESPONSES,
     _generation("completions", "Go on with a text", COMPLETION_READER, Completion, CompletionChunk),
+    *POOLING_ROUTES,
     _get(
         "/v1/models", "list_models", "The names that models are served under", Body.json(ModelList),
         links={"retrieve_model": {"model": "/data/0/id"}},
@@ -261,7 +270,7 @@ ROUTES = (
         path="/v1/messages", method="post", operation_id="create_message",
         summary="Go on with a conversation, as Anthropic's API does",
         answers={200: (Body.json(Message), Body.events(AnyEvent, ends_with_done=False))},
-        failures=_GENERATION_FAILURES, error=AnthropicErrorResponse, reader=MESSAGES_READER,
+        failures=GENERATION_FAILURES, error=AnthropicErrorResponse, reader=MESSAGES_READER,
     ),
     _post(
         "/v1/messages/count_tokens", "count_tokens", "Count the tokens of a conversation",
@@ -271,7 +280,7 @@ ROUTES = (
         path="/inference/v1/generate", method="post", operation_id="generate_tokens",
         summary="Go on with token ids",
         answers={200: (Body.json(Generated), Body.events(GeneratedChunk))},
-        failures=_GENERATION_FAILURES, reader=GENERATE_READER,
+        failures=GENERATION_FAILURES, reader=GENERATE_READER,
     ),
     _post("/tokenize", "tokenize", "A text's or conversation's token ids", TOKENIZE_READER, Tokenized),
     _post("/detokenize", "detokenize", "The text of token ids", DETOKENIZE_READER, Detokenized),
@@ -289,14 +298,16 @@ ROUTES = (
     ),
     Route(
         path="/invocations", method="post", operation_id="invoke",
-        summary="A chat completion if the body has messages, a completion if it has a prompt",
+        summary="A chat completion if the body has messages, a completion if it has a prompt; of models that "
+        "pool what they do with such a body",
         answers={
             200: (
-                Body.json(ChatCompletion | Completion),
+                Body.json(_INVOCATIONS),
                 Body.events(ChatCompletionChunk | CompletionChunk),
+                BYTES,
             )
         },
-        failures=_GENERATION_FAILURES, reader=(CHAT_READER, COMPLETION_READER),
+        failures=GENERATION_FAILURES, reader=(CHAT_READER, COMPLETION_READER, *POOLING_READERS),
     ),
     _lora_update("load", "Let requests have a LoRA adapter", LOAD_LORA_READER),
     _lora_update("unload", "Let no new request have a LoRA adapter", UNLOAD_LORA_READER),

@@ -26,6 +26,7 @@ _SCALARS: Mapping[Any, str] = {
     int: "integer",
     float: "number",
     bool: "boolean",
+    bytes: "string",  # base64
     type(None): "null",
 }
 

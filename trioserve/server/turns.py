@@ -155,7 +155,7 @@ class Turns:
             continue_final_message=bool(request.continue_final_message),
             tools=self._shown_tools(request),
             template_kwargs={**self.template_defaults, **request.template_kwargs},
-            chat_template=self._foreign_template(request),
+            chat_template=self.foreign_template(request.chat_template),
         )
         form = answer_form(self.parsers, request, prompt.text)
         if isinstance(params, SamplingParams):
@@ -180,14 +180,15 @@ class Turns:
             return None
         return [tool.for_template() for tool in request.tools]
 
-    def _foreign_template(self, request: ChatCompletionRequest) -> str | None:
-        if request.chat_template is not None and not self.trusts_templates:
+    def foreign_template(self, chat_template: str | None) -> str | None:
+        """The template that a request brings. Raises InvalidRequestError if it may bring none."""
+        if chat_template is not None and not self.trusts_templates:
             raise InvalidRequestError(
                 "chat_template must be null: this server takes no templates from requests "
                 "(--trust-request-chat-template).",
                 parameter="chat_template",
             )
-        return request.chat_template
+        return chat_template
 
     def _params(self, request: ChatCompletionRequest) -> SamplingParams | BeamSearchParams:
         limit = request.token_limit
