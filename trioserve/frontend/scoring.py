@@ -116,10 +116,14 @@ async def _compare(
     ]
     work = sum(_num_products(query.outputs, document.outputs) for query, document in pairs)
     scores = _scores(pairs) if work < _VALUES_AT_ONCE else await trio.to_thread.run_sync(_scores, pairs)
-    return [
+    outputs = [
         _to_score(document, [*query.prompt_token_ids, *document.prompt_token_ids], value)
         for (query, document), value in zip(pairs, scores, strict=True)
     ]
+    if len(queries) == 1:  # embedded once
+        known = len(queries[0].prompt_token_ids)
+        outputs[1:] = [attrs.evolve(output, num_cached_tokens=known) for output in outputs[1:]]
+    return outputs
 
 
 def _num_products(query: PoolingOutput, document: PoolingOutput) -> int:
