@@ -1,0 +1,35 @@
+"""Embeds texts by trioserve, for `embeddings.py`.
+
+    python embeddings_ours.py MODEL TEXTS.json VECTORS.npy FLAGS.json
+
+FLAGS.json are keyword arguments of `LLM`. Prints a JSON object: seconds for all texts after some for warming up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from trioserve import LLM
+
+
+def main() -> None:
+    name, texts_path, vectors_path, flags_path = sys.argv[1:]
+    texts = json.loads(Path(texts_path).read_text())
+    flags = json.loads(Path(flags_path).read_text())
+    with LLM(model=name, max_model_len=512, **flags) as llm:
+        llm.embed(texts[:32], truncate_prompt_tokens=-1, use_tqdm=False)
+        began = time.perf_counter()
+        outputs = llm.embed(texts, truncate_prompt_tokens=-1, use_tqdm=False)
+        seconds = time.perf_counter() - began
+    np.save(vectors_path, np.array([output.outputs.embedding for output in outputs], np.float32))
+    tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    print(json.dumps({"seconds": seconds, "tokens": tokens}))
+
+
+if __name__ == "__main__":  # the engine core is a child process
+    main()
