@@ -69,14 +69,17 @@ async def test_the_tokens_of_scores_are_those_that_were_computed(open_pooling: O
     ("path", "body", "param", "words"),
     [
         ("/v1/embeddings", {"input": "a" * 65}, "input", "65 tokens"),
-        ("/v1/embeddings", {"input": ["a", "b" * 65]}, "input", "65 tokens"),
+        ("/v1/embeddings", {"input": ["a", "b" * 65]}, "input[1]", "input[1]: This model's"),
         ("/v1/embeddings", {"input": [70000]}, "input", "70000"),
         ("/v1/embeddings", {"input": "a", "dimensions": 9}, "dimensions", "from 1 to 8, got 9"),
         ("/v1/embeddings", {"input": "a", "priority": 2**70}, "priority", "an integer of 64 bits"),
         ("/v2/embed", {"texts": ["a"], "output_dimension": 9}, "output_dimension", "from 1 to 8, got 9"),
-        ("/v2/embed", {"texts": ["a" * 65], "truncate": "NONE"}, "texts", "65 tokens"),
+        ("/v2/embed", {"texts": ["a" * 65, "b"], "truncate": "NONE"}, "texts[0]", "65 tokens"),
         ("/pooling", {"input": "a", "task": "classify"}, "task", "it supports embed, token_embed, score"),
-        ("/score", {"queries": "a", "documents": "b" * 65}, "prompt", "65 tokens"),
+        ("/score", {"queries": "a", "documents": "b" * 65}, "documents[0]", "65 tokens"),
+        ("/score", {"text_1": "b" * 65, "text_2": "a"}, "text_1", "65 tokens"),
+        ("/score", {"text_1": ["a", "b" * 65], "text_2": ["a", "b"]}, "text_1[1]", "65 tokens"),
+        ("/rerank", {"query": "a", "documents": ["a", "b" * 65]}, "documents[1]", "65 tokens"),
     ],
 )
 async def test_what_the_model_does_not_take_is_said(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -130,11 +131,16 @@ class PoolingInputs:
         """
         in_pieces = params.task == "embed" and self._config.enable_chunked_processing
         tokenized: list[Sequence[PoolingText]] = []
-        for part, num_characters in _parts([self._fit(prompt, in_pieces=in_pieces) for prompt in prompts]):
+        fitted = []
+        for index, prompt in enumerate(prompts):
+            with _numbering(index, len(prompts)):
+                fitted.append(self._fit(prompt, in_pieces=in_pieces))
+        for part, num_characters in _parts(fitted):
             tokenize = partial(self._tokenizer.tokenize, in_pieces=in_pieces)
             tokenized += await self._inputs.in_thread_if_long(tokenize, part, num_characters=num_characters)
-        for pieces in tokenized:
-            self._check(pieces, params)
+        for index, pieces in enumerate(tokenized):
+            with _numbering(index, len(prompts)):
+                self._check(pieces, params)
         return tokenized
 
     def _fit(self, prompt: Prompt, *, in_pieces: bool) -> Prompt:
@@ -180,6 +186,18 @@ class PoolingInputs:
                 f"got {length} tokens with {width} each.",
                 parameter="prompt",
             )
+
+
+@contextmanager
+def _numbering(index: int, count: int) -> Iterator[None]:
+    """Of several prompts, an error says which one it is about."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if error.parameter == "prompt" and count > 1:
+            error.parameter = f"prompts[{index}]"
+            error.args = (f"{error.parameter}: {error}",)
+        raise
 
 
 def _parts(prompts: Sequence[Prompt]) -> Iterator[tuple[Sequence[Prompt], int]]:

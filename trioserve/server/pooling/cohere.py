@@ -11,6 +11,7 @@ from trioserve.errors import InvalidRequestError
 from trioserve.frontend.prompts import TextPrompt, Truncation
 from trioserve.pooling_params import PoolingParams
 from trioserve.server.errors import naming
+from trioserve.server.pooling.naming import naming_prompts
 from trioserve.server.pooling.number_replies import count_tokens
 from trioserve.server.pooling.replies import encode_each, large_json_reply
 from trioserve.server.pooling.requests import PoolingRequests
@@ -70,7 +71,7 @@ class CohereEmbed:
         self._check_bits(request)
         truncation = self._truncation(request)
         prompts = [TextPrompt(text, truncation=truncation) for text in request.given_texts]
-        with naming({"prompt": request.source, "dimensions": "output_dimension"}):
+        with naming({"dimensions": "output_dimension"}), naming_prompts(request.source):
             return await llm.encode_many(
                 prompts,
                 params,

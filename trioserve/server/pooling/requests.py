@@ -10,7 +10,7 @@ import trio
 
 from trioserve.errors import InvalidRequestError
 from trioserve.frontend.prompts import TextPrompt
-from trioserve.server.errors import naming
+from trioserve.server.pooling.naming import naming_prompts
 from trioserve.server.request_scope import limit_request
 from trioserve.server.turns import Turns
 
@@ -72,7 +72,7 @@ class PoolingRequests:
           EngineDeadError, ClosedError: there is no engine.
         """
         self.llm.check_room(request.num_inputs)
-        with naming({"prompt": request.source}):
+        with naming_prompts(request.source):
             prompts = await self._prompts(request)
             return await self.llm.encode_many(
                 prompts, params, request_id=head.id, priority=request.priority or 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import attrs
 
 from trioserve.frontend.prompts import TextPrompt
+from trioserve.frontend.scoring import scoring_task
 from trioserve.pooling_params import PoolingParams
-from trioserve.server.errors import naming
+from trioserve.server.pooling.naming import naming_prompts
 from trioserve.server.pooling.requests import PoolingRequests
 from trioserve.server.protocol.pooling_fields import PromptUsage
 from trioserve.server.protocol.pooling_readers import RERANK_READER, SCORE_READER
@@ -23,7 +25,7 @@ from trioserve.server.protocol.scoring import (
 from trioserve.server.replies import json_reply
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from quart import Response
 
@@ -44,7 +46,7 @@ class Scoring:
         request, head = await self._requests.receive(SCORE_READER, "score")
         assert request.names is not None, "the reader has seen to it"
         queries, documents = map(request.side, request.names)
-        with naming(dict(zip(("queries", "documents"), request.names, strict=True))):
+        with _naming(self._requests, *request.names, len(queries)):
             outputs = await _score(self._requests, request, queries, documents, head)
         answer = ScoreList(
             id=head.id,
@@ -65,10 +67,25 @@ class Rerank:
     async def create(self) -> Response:
         request, head = await self._requests.receive(RERANK_READER, "rerank")
         documents = [plain_text(document) for document in request.documents]
-        with naming({"queries": "query"}):
+        with _naming(self._requests, "query", "documents", 1):
             outputs = await _score(self._requests, request, [plain_text(request.query)], documents, head)
         results = _ranked(request, documents, [output.outputs.score for output in outputs])
         return json_reply(Ranking(id=head.id, model=head.model, usage=_usage(outputs), results=results))
+
+
+@contextmanager
+def _naming(requests: PoolingRequests, queries: str, documents: str, num_queries: int) -> Iterator[None]:
+    """Errors of a text name the field that held it, and its number there; of a pair, at which a cross-encoder
+    looks as a whole, that of the document."""
+    are_pairs = scoring_task(requests.llm.model) == "classify"
+
+    def name(index: int) -> str:
+        if are_pairs or index >= num_queries:
+            return f"{documents}[{index if are_pairs else index - num_queries}]"
+        return queries if num_queries == 1 else f"{queries}[{index}]"
+
+    with naming_prompts(documents, name):
+        yield
 
 
 def _ranked(request: RerankRequest, documents: Sequence[str], scores: Sequence[float]) -> list[Ranked]:
