@@ -74,6 +74,13 @@ def speech(seconds: float) -> Speech:
     return Speech.from_samples(noise * np.linspace(0.1, 1, count))
 
 
+async def eventually(condition: Callable[[], object]) -> None:
+    """Threads may have to finish before it holds."""
+    with trio.fail_after(10):
+        while not condition():
+            await trio.testing.wait_all_tasks_blocked(0.002)
+
+
 def timestamp(seconds: float) -> int:
     return TOKENS.timestamp_begin + round(seconds * 50)
 

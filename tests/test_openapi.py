@@ -44,6 +44,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "ScoreRequest": {"queries": "Hi", "documents": ["Ho"]},
     "TokenCountRequest": {"input": "Hi"},
     "TokenizeRequest": COMPLETION,
+    "TranscriptionRequest": {},
     "UnloadLoRARequest": {"lora_name": "a"},
 }
 """A request of each kind that is right."""

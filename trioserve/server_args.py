@@ -22,12 +22,22 @@ from trioserve.arg_fields import (
 )
 from trioserve.errors import InvalidConfigError
 
-__all__ = ["OPEN_PATHS", "RESPONSES_IN_MEMORY", "RESPONSES_NOWHERE", "TOOL_CALL_PARSERS", "ServerArgs"]
+__all__ = [
+    "FORM_FIELDS_SIZE",
+    "OPEN_PATHS",
+    "RESPONSES_IN_MEMORY",
+    "RESPONSES_NOWHERE",
+    "TOOL_CALL_PARSERS",
+    "ServerArgs",
+]
 
 TOOL_CALL_PARSERS = (
     "auto", "none", "hermes", "qwen", "llama3_json", "mistral", "pythonic", "deepseek_v3", "deepseek_v31",
     "qwen3_xml", "qwen3_coder",
 )  # fmt: skip
+
+FORM_FIELDS_SIZE = 2**18
+"""Bytes that a form may have beside its file."""
 
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/ping", "/docs")
 """What load balancers ask without a key, and a page that asks for one."""
@@ -212,6 +222,15 @@ class ServerArgs:
     )
     max_body_size: int = arg(
         "bytes of a request body", quantity("max_body_size", least=1), default=16 * 2**20
+    )
+    max_audio_size: int = arg(
+        "bytes of an audio file", quantity("max_audio_size", least=1), default=25 * 2**20
+    )
+    max_audio_duration: float = arg(
+        "seconds of audio in one file", _positive_seconds("max_audio_duration"), default=7200.0
+    )
+    max_audio_decode_time: float = arg(
+        "seconds that decoding it may take", _positive_seconds("max_audio_decode_time"), default=30.0
     )
     max_header_size: int = arg(
         "bytes of a request's headers", quantity("max_header_size", least=1024), default=64 * 1024

@@ -61,7 +61,7 @@ async def answer_requests(
             await serve_http(
                 app,
                 [listener],
-                _limits(args),
+                _limits(args, app),
                 shutdown=drain,
                 certificates=certificates,
                 count_refusal=app.count_refusal,
@@ -76,7 +76,9 @@ async def _close(app: App, drain: trio.Event, seconds: float) -> None:
     app.end_requests(trio.current_time() + seconds)
 
 
-def _limits(args: ServerArgs) -> HttpLimits:
-    """Requests are ended by the application, which can tell their clients; the loop ends what is left."""
+def _limits(args: ServerArgs, app: App) -> HttpLimits:
+    """Requests are ended by the application, which can tell their clients; the loop ends what is left.
+    Likewise with bodies: the application knows which path takes how much."""
     limits = HttpLimits.from_args(args)
-    return attrs.evolve(limits, shutdown_timeout=limits.shutdown_timeout + GRACE)
+    shutdown_timeout = limits.shutdown_timeout + GRACE
+    return attrs.evolve(limits, shutdown_timeout=shutdown_timeout, max_body_size=app.max_body_size)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trioserve.observability.together import ServerCounts
 from trioserve.server.anthropic.messages import name_requests
 from trioserve.server.api_keys import ApiKeys
+from trioserve.server.audio.routes import add_speech
 from trioserve.server.auth import require_keys
 from trioserve.server.control_routes import Controls
 from trioserve.server.cors import allow_origins
@@ -81,6 +82,7 @@ def create_app(
         _add_model(app, routes, args, home)
         invocations[service] = routes.invocations
     table.install()
+    add_speech(app, door, models, args)
     app.post("/invocations", endpoint="invocations")(door.guard(Invocations(models, invocations).create))
     _add_responses(app, home)
     _add_stored_completions(app)

@@ -25,6 +25,7 @@ from trioserve.errors import (
     PromptTooLongError,
     TrioserveError,
 )
+from trioserve.frontend.window_run import CutShortError
 from trioserve.outputs import FinishReason
 from trioserve.server.current_request import current_request
 from trioserve.server.error_envelopes import error_object
@@ -41,6 +42,7 @@ __all__ = [
     "completions_not_stored",
     "deadline_exceeded",
     "describe",
+    "file_too_large",
     "install_error_handler",
     "model_not_found",
     "naming",
@@ -102,8 +104,8 @@ def unauthorized(*, given: bool) -> ApiError:
     return ApiError(Failure(401, detail, {"WWW-Authenticate": "Bearer"}))
 
 
-def unsupported_content_type(content_type: str | None) -> ApiError:
-    message = f"The content type must be application/json, got {shorten(content_type)}."
+def unsupported_content_type(content_type: str | None, *, allowed: str = "application/json") -> ApiError:
+    message = f"The content type must be {allowed}, got {shorten(content_type)}."
     return ApiError(Failure(400, ErrorDetail(message, INVALID_REQUEST, None, "unsupported_content_type")))
 
 
@@ -122,6 +124,11 @@ def body_too_large(limit: int) -> ApiError:
 def origin_not_allowed(origin: str) -> ApiError:
     message = f"Pages of {shorten(origin)} may not open a WebSocket here."
     return ApiError(Failure(403, ErrorDetail(message, INVALID_REQUEST, None, "origin_not_allowed")))
+
+
+def file_too_large(field: str, limit: int) -> ApiError:
+    message = f"{field} must be at most {limit} bytes, got more."
+    return ApiError(Failure(413, ErrorDetail(message, INVALID_REQUEST, field, "file_too_large")))
 
 
 def not_ready(reason: str, models: Sequence[str] = ()) -> ApiError:
@@ -182,6 +189,11 @@ def public_finish_reason(completion: CompletionOutput) -> str | None:
         like a whole one.
     """
     reason = completion.finish_reason
+    _check_end(reason)
+    return None if reason is None else str(reason)
+
+
+def _check_end(reason: FinishReason | None) -> None:
     if reason is FinishReason.ABORT:
         detail = ErrorDetail("The request was aborted by the server.", SERVER_ERROR, None, "aborted")
         raise ApiError(Failure(503, detail))
@@ -189,11 +201,20 @@ def public_finish_reason(completion: CompletionOutput) -> str | None:
         raise EngineGenerateError("the completion ended with an error")
     if reason is FinishReason.DEADLINE:
         raise deadline_exceeded()
-    return None if reason is None else str(reason)
+
+
+def _why_cut_short(error: CutShortError) -> Exception:
+    try:
+        _check_end(error.reason)
+    except (ApiError, EngineGenerateError) as reason:
+        return reason
+    return error
 
 
 def describe(error: Exception) -> Failure:
     """What a client is told about `error`. Unforeseen ones are logged here, and hidden from clients."""
+    if isinstance(error, CutShortError):
+        error = _why_cut_short(error)
     match error:
         case ApiError():
             return error.failure

@@ -81,7 +81,10 @@ class Description:
         if route.reader is not None:
             readers = route.reader if isinstance(route.reader, tuple) else (route.reader,)
             kinds = [_request_schema(reader, schemas) for reader in readers]
-            content = {"application/json": {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}}
+            schema = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+            content = {"application/json": {"schema": schema}}
+            if route.file is not None:
+                content = {"multipart/form-data": {"schema": _with_file(schema, route.file)}}
             operation["requestBody"] = {"required": True, "content": content}
         if self._needs_key and route.path in self._open_paths:
             operation["security"] = []
@@ -127,6 +130,11 @@ def _media_type(route: Route, body: Body, schemas: SchemaWriter) -> dict[str, An
         "x-event-schema": schemas.response(body.kind | route.error),
         "x-ends-with-done": body.ends_with_done,
     }
+
+
+def _with_file(schema: Schema, name: str) -> Schema:
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    return {"allOf": [schema, {"type": "object", "properties": {name: file}, "required": [name]}]}
 
 
 def _request_schema(reader: RequestReader[Any], schemas: SchemaWriter) -> Schema:

@@ -52,6 +52,8 @@ class Route:
     """The field of `ServerArgs` without which there is no such route."""
     reader: RequestReader[Any] | tuple[RequestReader[Any], ...] | None = None
     """Of the request's body; where it may be one of several kinds, of each."""
+    file: str | None = None
+    """The body is a form: this field is a file, the reader's are texts beside it."""
     parameters: tuple[Mapping[str, Any], ...] = ()
     links: Mapping[str, Mapping[str, str]] = attrs.field(factory=dict)
     """The operations that go on from a good answer: id -> parameter -> its place there (RFC 6901)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, get_args
 
 from trioserve.frontend.control import PauseMode, WakeTag
+from trioserve.server.audio.openapi import SPEECH_ROUTES
 from trioserve.server.openapi_route import GENERATION_FAILURES, Body, Route
 from trioserve.server.pooling.openapi import BYTES, POOLING_READERS, POOLING_ROUTES
 from trioserve.server.protocol.anthropic_answers import (
@@ -246,6 +247,7 @@ ROUTES = (
     *_RESPONSES,
     _generation("completions", "Go on with a text", COMPLETION_READER, Completion, CompletionChunk),
     *POOLING_ROUTES,
+    *SPEECH_ROUTES,
     _get(
         "/v1/models", "list_models", "The names that models are served under", Body.json(ModelList),
         links={"retrieve_model": {"model": "/data/0/id"}},

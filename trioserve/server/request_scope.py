@@ -105,6 +105,9 @@ class _ScopedConnection(TrioASGIHTTPConnection):
 
     async def __call__(self, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         request = self._create_request_from_scope(send)
+        if (limit := self.app.body_limits.get(request.path)) is not None:
+            request.max_content_length = limit
+            request.body = request.body_class(request.content_length, limit)
         self._sender = KeepAliveSender(
             partial(_send_part, send),
             self.app.time_limits.keep_alive_interval,
@@ -213,8 +216,15 @@ class App(QuartTrio):
         """Called, with the reason, for what is turned away before it is known which model it is for."""
         self.count_websockets: Callable[[int], None] = lambda change: None
         """Called with 1 when a WebSocket's handler begins, and with -1 when it has ended."""
+        self.body_limits: dict[str, int] = {}
+        """Bytes that the body of a request to a path may have, where that is not MAX_CONTENT_LENGTH."""
         self._ends_at = math.inf
         self._deadlines: set[RequestDeadline] = set()  # of the requests that are open
+
+    @property
+    def max_body_size(self) -> int:
+        """Bytes that any body may have."""
+        return max([int(self.config["MAX_CONTENT_LENGTH"]), *self.body_limits.values()])
 
     @contextmanager
     def open_request(self, deadline: RequestDeadline) -> Iterator[None]:

@@ -105,12 +105,15 @@ class RequestReader(Generic[T]):
     """What is wrong between fields; asked only if each field by itself is right."""
 
     def read(self, body: bytes) -> T:
-        """The request.
+        """The request of a body that is JSON.
 
         Raises:
           InvalidRequestError: of all wrong fields at once; `parameter` is the first one's path.
         """
-        values = read_object(body)
+        return self.read_values(read_object(body))
+
+    def read_values(self, values: dict[str, Any]) -> T:
+        """The same, of what JSON has given, or could have."""
         self._log_unknown(values)
         if problems := self.oversized(values):
             raise _refusal(problems)
