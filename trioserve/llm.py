@@ -18,6 +18,7 @@ from trioserve.beam_search_params import BeamSearchParams
 from trioserve.frontend.arguments import check_type
 from trioserve.frontend.prompts import PromptType, to_prompts
 from trioserve.llm_engine import LLMEngine
+from trioserve.llm_speech import SpeechMethods
 from trioserve.lora_request import LoRARequest
 from trioserve.progress_bar import ProgressBar
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
@@ -41,7 +42,7 @@ UseTqdm = bool | Callable[..., Any]
 """True: a progress bar; False: none; a callable: called in place of tqdm, with its keyword arguments."""
 
 
-class LLM:
+class LLM(SpeechMethods):
     """A model, and the engine that runs it, for synchronous code.
 
     Works in a script, inside a running event loop (which it blocks), in a notebook and in any thread, but in

@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from typing import Any, Self, Unpack
 
     from trioserve.args import EngineArgs
+    from trioserve.audio.limits import AudioLimits
     from trioserve.beam_search_params import BeamSearchParams
     from trioserve.config import EngineConfig, GenerationDefaults, ResolvedModel
     from trioserve.frontend.adapters import Adapter
+    from trioserve.frontend.audio_intake import Audio
     from trioserve.frontend.channel import OutputChannel
     from trioserve.frontend.chat_template import ChatOptions
     from trioserve.frontend.control import PauseMode, WakeTag
     from trioserve.frontend.prompts import PromptType, TextPrompt
     from trioserve.frontend.tokenizer import Tokenizer
+    from trioserve.frontend.transcription_outputs import Transcription
+    from trioserve.frontend.transcription_params import TranscriptionParams
     from trioserve.lora_request import LoRARequest
     from trioserve.outputs import BeamSearchOutput, RequestOutput
 
@@ -199,6 +203,26 @@ class LLMEngine:
 
     def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         self._call(self._llm.wait_for_requests_to_drain, drain_timeout)
+
+    # Speech
+
+    def transcribe(
+        self,
+        audios: Sequence[Audio],
+        params: TranscriptionParams,
+        *,
+        limits: AudioLimits | None = None,
+        concurrency_limit: int,
+        on_result: Callable[[Transcription], None] = lambda _: None,
+    ) -> list[Transcription]:
+        """The results of `AsyncLLM.transcribe` for each audio, as `beam_search` has them."""
+
+        async def transcribe(audio: Audio) -> Transcription:
+            async with self._llm.transcribe(audio, params, limits=limits) as stream:
+                return await stream.finish()
+
+        when_ready = functools.partial(_when_ready, self._llm, transcribe)
+        return self._portal.call(_map, when_ready, audios, concurrency_limit, on_result)
 
     def _call(self, afn: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
         """Run it in the loop, once there is an engine core."""

@@ -166,7 +166,7 @@ class Listener:
             token_ids=[token for token in answer.token_ids if token != eot],
             text=text,
             temperature=temperature,
-            avg_logprob=_mean_logprob(answer, eot),
+            avg_logprob=_mean_logprob(answer),
             compression_ratio=_compression_ratio(text),
             no_speech_prob=None,
         )
@@ -192,14 +192,10 @@ _SAMPLING = ("seed", "top_p", "top_k", "min_p", "frequency_penalty", "presence_p
 """Fields of `TranscriptionParams` that mean what they do in `SamplingParams`."""
 
 
-def _mean_logprob(answer: Answer, eot: int) -> float:
-    """Of the text and its end. Timestamps are left out: rules choose them, and the model alone might not."""
-    logprobs = [
-        entries[token].logprob
-        for token, entries in zip(answer.token_ids, answer.logprobs, strict=True)
-        if token <= eot
-    ]
-    return sum(logprobs) / max(len(logprobs), 1)
+def _mean_logprob(answer: Answer) -> float:
+    """Of the text, its timestamps and its end."""
+    drawn = zip(answer.token_ids, answer.logprobs, strict=True)
+    return sum(entries[token].logprob for token, entries in drawn) / max(len(answer.token_ids), 1)
 
 
 def _compression_ratio(text: str) -> float:

@@ -35,7 +35,7 @@ class SpeechSegment:
     """With its timestamps' tokens."""
     temperature: float
     avg_logprob: float
-    """Mean logprob of its window's text tokens and end."""
+    """Mean logprob of its window's tokens, by the rules that hold for them."""
     compression_ratio: float
     """Bytes of its window's text, over what zlib makes of them."""
     no_speech_prob: float
