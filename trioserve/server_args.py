@@ -306,6 +306,11 @@ class ServerArgs:
         _positive_seconds("websocket_ping_timeout"),
         default=20.0,
     )
+    realtime_idle_timeout: float = arg(
+        "seconds without an event after which a session of /v1/realtime that has nothing to do is closed",
+        _positive_seconds("realtime_idle_timeout"),
+        default=300.0,
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.uds is not None and self.fd is not None:

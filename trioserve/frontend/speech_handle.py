@@ -73,16 +73,27 @@ class SpeechHandle:
           InvalidRequestError: the model does not hear. Entering the scope raises it, too: see
             `TranscriptionStream.open`.
         """
-        if self._transcriber is None:
-            raise InvalidRequestError(
-                "audio must be given to a speech model (one with the task transcription), and this is none.",
-                parameter="model",
-            )
         return TranscriptionStream(
-            self._transcriber,
+            self._find_transcriber(),
             audio,
             TranscriptionParams() if params is None else check_type("params", params, TranscriptionParams),
             limits=limits,
             route=partial(self._route, priority),
             request_id=request_id,
         )
+
+    def check_transcription(self, params: TranscriptionParams) -> None:
+        """Whether `transcribe` would take these, of any audio.
+
+        Raises:
+          InvalidRequestError: the model does not hear, does not know the language, or translates nothing.
+        """
+        self._find_transcriber().listener(params)
+
+    def _find_transcriber(self) -> Transcriber:
+        if self._transcriber is None:
+            raise InvalidRequestError(
+                "audio must be given to a speech model (one with the task transcription), and this is none.",
+                parameter="model",
+            )
+        return self._transcriber

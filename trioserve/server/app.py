@@ -84,6 +84,8 @@ def create_app(
     table.install()
     add_speech(app, door, models, args)
     app.post("/invocations", endpoint="invocations")(door.guard(Invocations(models, invocations).create))
+    if models.with_task("transcription"):
+        _add_realtime(app, door, models, args)
     _add_responses(app, home)
     _add_stored_completions(app)
     if args.enable_lora_updates:
@@ -132,6 +134,14 @@ def _add_docs(app: App, description: Description) -> None:
     app.get("/openapi.json", endpoint="openapi")(description.tell)
     app.get("/docs", endpoint="docs")(send_docs_page)
     app.get("/docs/<name>", endpoint="docs_file")(send_docs_file)
+
+
+def _add_realtime(app: App, door: Door, models: ServedModels, args: ServerArgs) -> None:
+    # Imported here: it needs numpy and FFmpeg, which only a model that hears does.
+    from trioserve.server.realtime.route import Realtime  # noqa: PLC0415
+
+    realtime = Realtime(models, args.realtime_idle_timeout)
+    app.websocket("/v1/realtime", endpoint="realtime")(door.guard(realtime.serve))
 
 
 def _add_responses(app: App, home: ResponsesHome) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import attrs
 
@@ -16,11 +16,10 @@ from trioserve.server.request_scope import request_stack
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from quart import Response
-
 __all__ = ["Door"]
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @attrs.frozen(eq=False)
@@ -37,9 +36,9 @@ class Door:
     _count_refusal: Callable[[str], None]
     """Called with the reason."""
 
-    def guard(self, handler: Callable[P, Awaitable[Response]]) -> Callable[P, Awaitable[Response]]:
-        """`handler` behind the door. A request's place is its own until the last byte of its response, or
-        until its client leaves.
+    def guard(self, handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        """`handler`, of a request or a WebSocket, behind the door. Its place is its own until the last byte
+        of its response, or until its client leaves.
 
         The guarded handler raises, beside what `handler` does:
           ApiError: the client has too many requests under way, or began too many in the last minute (429).
@@ -48,7 +47,7 @@ class Door:
         """
 
         @wraps(handler)
-        async def guarded(*args: P.args, **kwargs: P.kwargs) -> Response:
+        async def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
             self._let_in()
             return await handler(*args, **kwargs)
 
