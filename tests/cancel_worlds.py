@@ -336,6 +336,9 @@ class HashRunner(PagedRunner):
     def check_params(self, params: SamplingParams) -> None:
         """Everything can be asked for."""
 
+    def max_num_seqs(self, num_blocks: int) -> None:
+        """Blocks are all that is needed."""
+
     def free_kv_cache(self) -> None:
         """There is nothing to free."""
 

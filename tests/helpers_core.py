@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hash_model import EOS, VOCAB_SIZE, GrammarForm, HashGrammar, generate_alone, next_token
+from trioserve.audio_input import AudioInput
 from trioserve.config import SchedulerConfig
 from trioserve.core.admission import RequestLimits
 from trioserve.core.engine import EngineCore
@@ -236,8 +237,10 @@ class Driver:
         deadline: float = math.inf,
         grammar: GrammarForm | None = None,
         lora: str | None = None,
+        audio: str | None = None,
         **params: object,
     ) -> int:
+        """audio: its digest."""
         request_id = len(self.requests)
         if grammar is not None:
             self.forms[request_id] = grammar
@@ -251,6 +254,7 @@ class Driver:
             priority=priority,
             deadline=deadline,
             grammar=None if grammar is None else HashGrammar(grammar),
+            audio=None if audio is None else AudioInput(digest=audio, samples=b""),
             lora=lora,
         )
         self.core.add(request)

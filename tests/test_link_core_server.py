@@ -77,6 +77,9 @@ class Runner(PagedRunner):
     def check_params(self, params: SamplingParams) -> None:
         pass
 
+    def max_num_seqs(self, num_blocks: int) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

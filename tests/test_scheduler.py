@@ -560,3 +560,13 @@ def test_preempting_everybody_empties_the_cache_and_loses_nothing():
     assert driver.num_held_blocks == 0
     assert driver.step() == [(request, 8, True) for request in requests], "nothing was left to be found"
     driver.drain()
+
+
+def test_of_different_audio_one_begins_in_a_step_and_who_hears_the_same_with_it():
+    driver = Driver()
+    ids = [
+        driver.add(prompt(3, first), audio=audio, max_tokens=4, ignore_eos=True)
+        for first, audio in enumerate(["x", "x", "y", "z"])
+    ]
+    steps = [[request for request, *_ in driver.step()] for _ in range(3)]
+    assert steps == [ids[:2], ids[:3], ids]

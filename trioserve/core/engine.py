@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import attrs
+
 from trioserve.core.admission import RequestLimits
 from trioserve.core.kv_cache import KVCacheManager
 from trioserve.core.proposer import Proposer
@@ -62,9 +64,20 @@ class EngineCore:
 
     @classmethod
     def from_config(
-        cls, runner: Runner, config: EngineConfig, model: ResolvedModel, *, num_blocks: int
+        cls,
+        runner: Runner,
+        config: EngineConfig,
+        model: ResolvedModel,
+        *,
+        num_blocks: int,
+        max_num_seqs: int | None = None,
     ) -> EngineCore:
-        """The core for a runner that has allocated `num_blocks` blocks; enough for one `max_model_len`."""
+        """The core for a runner that has allocated `num_blocks` blocks; enough for one `max_model_len`.
+        max_num_seqs: what the runner can take over them, where that is limited (`Executor.max_num_seqs`)."""
+        scheduling = config.scheduler
+        if max_num_seqs is not None:
+            fewer = min(max_num_seqs, scheduling.max_num_seqs)
+            scheduling = attrs.evolve(scheduling, max_num_seqs=fewer)
         kv_cache = KVCacheManager(
             num_blocks,
             runner.layout,
@@ -75,7 +88,7 @@ class EngineCore:
             max_model_len=model.max_model_len, eos_token_ids=frozenset(model.eos_token_ids)
         )
         proposer = Proposer(config.speculative, jump_ahead=config.structured_outputs.jump_ahead)
-        return cls(runner, Scheduler(config.scheduler, kv_cache, limits, proposer=proposer))
+        return cls(runner, Scheduler(scheduling, kv_cache, limits, proposer=proposer))
 
     # Requests
 

@@ -19,7 +19,8 @@ the policy (`trioserve.core.policy`), and what is left goes to drafts:
    ones behind it do not overtake, or a large one might never be admitted. Only a long prompt that waits for
    one of the few places for long prompts (`max_long_partial_prefills`) lets others pass: its turn comes when
    that place is free, whoever has passed meanwhile. And one that waits for a place for its adapter (of which
-   those that run have `max_loras` different ones at most) does, for some time (`AdapterPlaces`).
+   those that run have `max_loras` different ones at most) does, for some time (`AdapterPlaces`). Of
+   different audio, one begins in a step (`StepBudget`).
 3. Sequences that draw in this step may bring drafts of what they will draw, as far as budget and free blocks
    go: each draft that proves right saves a step. Nobody is preempted for a guess.
 
@@ -283,7 +284,7 @@ class Scheduler:
         num_seats = self._config.max_num_seqs - len(self._running)
         count = num_seats and num_seats + _MAX_PASSED + places.max_passed
         for request in self._waiting.first(count, preempted_only=self._holds_new):
-            if not budget.has_room or num_passed == _MAX_PASSED or self._has_no_seat:
+            if not budget.has_room_for(request.audio) or num_passed == _MAX_PASSED or self._has_no_seat:
                 break
             if not places.has_one_for(request):
                 self._lacks_adapters = True
@@ -300,7 +301,7 @@ class Scheduler:
             self._start(request)
             places.take(request)
             shares[request] = num_tokens
-            budget.take(num_lacking, num_tokens)
+            budget.take(num_lacking, num_tokens, request.audio)
             num_long += self._is_long(num_lacking)
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from trioserve.audio_input import AudioInput
     from trioserve.config import SchedulerConfig
 
 __all__ = ["StepBudget"]
@@ -22,6 +23,9 @@ class StepBudget:
     prompts together get `prefill_beside_decodes` tokens, or an eighth of all that those who wait lack, if
     that is more: the more there is to do, the less it may be put off. Where nobody decodes, they get the
     whole step.
+
+    Audio is encoded in the step in which a sequence that hears it begins, which takes as long as many tokens:
+    so in one step all who begin hear the same.
     """
 
     def __init__(self, config: SchedulerConfig, *, num_decoding: int, waiting: Sequence[int]) -> None:
@@ -30,6 +34,7 @@ class StepBudget:
         if num_decoding:
             part = max(config.prefill_beside_decodes, sum(waiting) // _STEPS_FOR_BACKLOG)
             self._num_prefill = min(self._num_prefill, part)
+        self._audio: str | None = None  # of those who begin
         self._long = config.long_prefill_token_threshold
         self._limit_of_long = self._num_prefill
         if num_decoding + len(waiting) > 1:
@@ -37,9 +42,10 @@ class StepBudget:
         if len(waiting) > 1:  # a long one leaves some to those that come after it
             self._limit_of_long = min(self._limit_of_long, -(-self._num_prefill // 2))
 
-    @property
-    def has_room(self) -> bool:
-        """One that waits could begin."""
+    def has_room_for(self, audio: AudioInput | None) -> bool:
+        """One that waits, and hears this, could begin."""
+        if audio is not None and self._audio is not None and audio.digest != self._audio:
+            return False
         return self._num_tokens > 0 and self._num_prefill > 0
 
     def portion(self, num_lacking: int, *, num_behind: int = 0) -> int:
@@ -52,8 +58,10 @@ class StepBudget:
             limit = min(limit, self._limit_of_long)
         return max(1, min(num_lacking, limit))
 
-    def take(self, num_lacking: int, num_tokens: int) -> None:
-        """One that lacks `num_lacking` has got `num_tokens`."""
+    def take(self, num_lacking: int, num_tokens: int, audio: AudioInput | None = None) -> None:
+        """One that lacks `num_lacking` has got `num_tokens`; audio: what it hears, if it begins."""
+        if audio is not None:
+            self._audio = audio.digest
         self._num_tokens -= num_tokens
         if num_lacking > 1:
             self._num_prefill -= num_tokens

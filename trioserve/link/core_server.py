@@ -144,7 +144,8 @@ class _Start:
         loading = thread.start(_load, self._hello, self._closing)  # while the grammars' tokenizer is made
         async with GrammarCompiler.open(model, config.structured_outputs) as grammars:
             num_blocks, runner = await loading.wait()
-            core = EngineCore.from_config(runner, config, model, num_blocks=num_blocks)
+            limit = runner.max_num_seqs(num_blocks)
+            core = EngineCore.from_config(runner, config, model, num_blocks=num_blocks, max_num_seqs=limit)
             controls = Controls(core, thread, runner, num_blocks)
             population = CachePopulation(thread, runner, num_blocks)
             service = GenerationService(core, runner, grammars, controls, population)

@@ -18,11 +18,27 @@ from trioserve.worker.layer_groups import group_layers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trioserve.models.config import DecoderConfig
+    from trioserve.models.config import LayerConfig
+    from trioserve.models.config_whisper import SeenLayer
     from trioserve.models.decoder import AttentionContext
     from trioserve.worker.batch import ScheduledSequence
 
 __all__ = ["AttentionBackend", "TorchAttention"]
+
+
+class AttentionShape(Protocol):
+    """What it has to know of a decoder: a `DecoderConfig` is one."""
+
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def attention_scale(self) -> float: ...
+    @property
+    def layers(self) -> Sequence[SeenLayer | LayerConfig]: ...
 
 
 class AttentionBackend(Protocol):
@@ -61,7 +77,7 @@ class TorchAttention:
     A layer's cache is [2 (keys, values), num_blocks, block_size, kv_heads, head_dim] in the model's dtype.
     """
 
-    def __init__(self, config: DecoderConfig, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: AttentionShape, block_size: int, dtype: torch.dtype) -> None:
         self._config = config
         self._block_size = block_size
         self._dtype = dtype

@@ -43,7 +43,9 @@ class Executor(Protocol):
         ...
 
     @property
-    def config(self) -> DecoderConfig: ...
+    def config(self) -> DecoderConfig | None:
+        """None: the model takes no adapters."""
+        ...
 
     @property
     def dtype(self) -> DType:
@@ -58,6 +60,10 @@ class Executor(Protocol):
     @property
     def bytes_per_block(self) -> int:
         """Keys and values of `block_size` tokens in all layers of a group."""
+        ...
+
+    def max_num_seqs(self, num_blocks: int) -> int | None:
+        """How many sequences may run at a time over so many blocks; None: as many as their blocks let."""
         ...
 
     def allocate_kv_cache(self, num_blocks: int) -> None:

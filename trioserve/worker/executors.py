@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trioserve.errors import InvalidConfigError
+from trioserve.models.registry import SPEECH
 from trioserve.worker.native_executor import NativeExecutor
 from trioserve.worker.tiers import choose_library
 
@@ -26,6 +27,8 @@ def make_executor(model: ResolvedModel, config: EngineConfig) -> Executor:
       ModelNotSupportedError, ModelSourceError: see the executors.
       InvalidConfigError: kernels are asked for that are not there, or that cannot do what else is asked for.
     """
+    if model.architecture in SPEECH:
+        return _make_hearing(model, config)
     library = choose_library(config.cpu_kernels, _obstacle(config))
     if isinstance(library, str):
         _check_torch_can(model, config, reason=library)
@@ -34,6 +37,19 @@ def make_executor(model: ResolvedModel, config: EngineConfig) -> Executor:
 
         return TorchExecutor(model, config, reason=library)
     return NativeExecutor(library, model, config)
+
+
+def _make_hearing(model: ResolvedModel, config: EngineConfig) -> Executor:
+    if config.lora is not None:
+        raise InvalidConfigError(
+            f"enable_lora must be false for {model.architecture}, which takes no adapters.",
+            field="enable_lora",
+        )
+    library = choose_library(config.cpu_kernels)
+    _check_torch_can(model, config, reason="a part of each speech model")
+    from trioserve.worker.whisper_executor import WhisperExecutor  # noqa: PLC0415 - with torch, as above
+
+    return WhisperExecutor(model, config, reason=library if isinstance(library, str) else "a speech model")
 
 
 def _obstacle(config: EngineConfig) -> str | None:

@@ -11,11 +11,13 @@ from trioserve.models.registry import load_class
 from trioserve.worker.checkpoint import Blocks, check_names, open_checkpoint, read_config
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from trioserve.config import ResolvedModel
     from trioserve.models.decoder import DecoderModel
     from trioserve.worker.tensor_file import StoredTensor
 
-__all__ = ["TORCH_DTYPES", "load_model"]
+__all__ = ["TORCH_DTYPES", "fill", "load_model"]
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -33,16 +35,22 @@ def load_model(model: ResolvedModel) -> DecoderModel:
     directory = Path(model.directory)
     model_class = load_class(model.architecture)
     loaded = model_class(read_config(directory), TORCH_DTYPES[model.dtype])
-    _fill(loaded, directory)
+    fill(loaded.weights(), directory, is_redundant=loaded.is_redundant)
     loaded.pack()
     return loaded
 
 
-def _fill(model: DecoderModel, directory: Path) -> None:
-    """Every tensor of the files into its parameter; strict in both directions."""
-    parameters = model.weights()
+def fill(
+    parameters: Mapping[str, torch.Tensor], directory: Path, *, is_redundant: Callable[[str], bool]
+) -> None:
+    """Every tensor of the directory's files into its parameter; strict in both directions.
+
+    Raises:
+      ModelNotSupportedError: names or shapes differ.
+      ModelSourceError: a file is missing or damaged.
+    """
     with open_checkpoint(directory) as checkpoint:
-        check_names(checkpoint.names, parameters, is_redundant=model.is_redundant)
+        check_names(checkpoint.names, parameters, is_redundant=is_redundant)
         for name, parameter in parameters.items():
             stored = checkpoint.get(name, parameter.shape)
             if isinstance(stored, Blocks):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from trioserve.errors import InvalidRequestError
+from trioserve.models.registry import SPEECH
 from trioserve.worker.batch import SequenceOutput
 from trioserve.worker.executors import make_executor
 from trioserve.worker.greedy import take_highest
@@ -17,6 +18,7 @@ from trioserve.worker.logits_processors import ProcessorContext, load_processors
 from trioserve.worker.masks import GrammarMasks
 from trioserve.worker.prompt_logprobs import prompt_logprobs
 from trioserve.worker.sampler import Sampler
+from trioserve.worker.speech_rules import SpeechRules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,8 +56,9 @@ class ModelRunner:
         self._processors = load_processors(config.logits_processors, _processor_context(model, config))
         self._executor: Executor = make_executor(model, config)
         self._decoder = self._executor.config
-        self._masks = GrammarMasks(self._decoder.vocab_size)
-        self._sampler = Sampler(self._decoder.vocab_size, self._processors)
+        self._masks = GrammarMasks(model.vocab_size)
+        self._speech_rules = _speech_rules(model)
+        self._sampler = Sampler(model.vocab_size, self._processors, self._speech_rules)
         self._max_lora_rank = 0 if config.lora is None else config.lora.max_rank
         self._adapters: dict[str, Adapter] = {}  # how many there are is for those to limit who add them
 
@@ -72,12 +75,19 @@ class ModelRunner:
     def bytes_per_block(self) -> int:
         return self._executor.bytes_per_block
 
+    def max_num_seqs(self, num_blocks: int) -> int | None:
+        """See `Executor.max_num_seqs`."""
+        return self._executor.max_num_seqs(num_blocks)
+
     def check_params(self, params: SamplingParams) -> None:
-        """Ask the custom logits processors. May be called in any thread, also while a step runs.
+        """Ask the speech model's rules, and the custom logits processors. May be called in any thread, also
+        while a step runs.
 
         Raises:
           InvalidRequestError: one of them refuses such a request, or fails to make up its mind about it.
         """
+        if self._speech_rules is not None:
+            self._speech_rules.check(params)
         for processor in self._processors:
             try:
                 processor.validate_params(params)
@@ -97,6 +107,7 @@ class ModelRunner:
         """
         from trioserve.worker.lora_files import read_adapter  # noqa: PLC0415 - with torch, which takes seconds
 
+        assert self._decoder is not None, "what takes no adapters is not started for them"
         return read_adapter(Path(path), self._decoder, max_rank=self._max_lora_rank)
 
     def add_adapter(self, key: str, file: AdapterFile) -> None:
@@ -108,6 +119,7 @@ class ModelRunner:
         from trioserve.worker.loader import TORCH_DTYPES  # noqa: PLC0415 - with torch, as above
         from trioserve.worker.lora import make_adapter  # noqa: PLC0415
 
+        assert self._decoder is not None, "what takes no adapters is not started for them"
         self._adapters[key] = make_adapter(file, self._decoder, TORCH_DTYPES[self._executor.dtype])
 
     def remove_adapter(self, key: str) -> None:
@@ -164,6 +176,10 @@ class ModelRunner:
         if self._sampler.needs_logits(sampling):
             return self._sampler.sample(self._executor.logits(rows), sampling, masks())
         return take_highest(self._executor.highest(rows), sampling)
+
+
+def _speech_rules(model: ResolvedModel) -> SpeechRules | None:
+    return SpeechRules.from_directory(Path(model.directory)) if model.architecture in SPEECH else None
 
 
 def _processor_context(model: ResolvedModel, config: EngineConfig) -> ProcessorContext:

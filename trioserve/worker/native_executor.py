@@ -65,6 +65,9 @@ class NativeExecutor:
         self._hidden = Buffer(np.float32, self.config.hidden_size)
         self._logits = Buffer(np.float32, self.config.vocab_size)
 
+    def max_num_seqs(self, num_blocks: int) -> None:
+        """Their blocks are all they need."""
+
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._cache = mapped_zeros(num_blocks * self.bytes_per_block)
         self._attach_cache()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from trioserve.worker.batch import LogprobRow
     from trioserve.worker.histories import History
     from trioserve.worker.logits_processors import LogitsProcessor
+    from trioserve.worker.speech_rules import SpeechRules
 
 __all__ = ["Sampler", "uniform"]
 
@@ -52,9 +53,15 @@ class Sampler:
     What it remembers of a request (`trioserve.worker.histories`) saves work and changes nothing.
     """
 
-    def __init__(self, vocab_size: int, processors: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        processors: Sequence[LogitsProcessor] = (),
+        speech_rules: SpeechRules | None = None,
+    ) -> None:
         self._histories = Histories(vocab_size)
         self._processors = processors
+        self._speech_rules = speech_rules
         self._processes_greedy = any(not processor.is_argmax_invariant() for processor in processors)
 
     @property
@@ -64,7 +71,9 @@ class Sampler:
 
     def needs_logits(self, sequences: Sequence[ScheduledSequence]) -> bool:
         """False if all that matters of each row is its highest logit (`trioserve.worker.greedy`)."""
-        return self._processes_greedy or not all(map(is_plain_greedy, sequences))
+        if self._processes_greedy or self._speech_rules is not None:
+            return True
+        return not all(map(is_plain_greedy, sequences))
 
     def sample(
         self,
@@ -74,18 +83,21 @@ class Sampler:
     ) -> list[SequenceOutput]:
         """The next tokens of each sequence; their grammars are advanced by them.
 
-        The order: raw logprobs are taken; grammar masks and allowed_token_ids, bad_words, min_tokens and
-        logit_bias, penalties, custom processors and the thinking budget change the logits; greedy rows take
-        the highest, the others go through temperature, min_p, top_k, top_p and a draw. A row's token depends
-        on its own logits, parameters, history, seed and position only. `trioserve.worker.masks` says what
-        happens where constraints contradict each other. Logits that are no finite numbers, as weights (an
-        adapter's, say) may make them, are the failure of their own sequence.
+        The order: a speech model's own rules bar tokens; raw logprobs are taken; grammar masks and
+        allowed_token_ids, bad_words, min_tokens and logit_bias, penalties, custom processors and the thinking
+        budget change the logits; greedy rows take the highest, the others go through temperature, min_p,
+        top_k, top_p and a draw. A row's token depends on its own logits, parameters, history, seed and
+        position only. `trioserve.worker.masks` says what happens where constraints contradict each other.
+        Logits that are no finite numbers, as weights (an adapter's, say) may make them, are the failure of
+        their own sequence.
 
         logits: fp32 [R, vocab], 1 + num_drafts rows per sequence; overwritten.
         grammar_masks: of the sequences with a grammar, as `GrammarMasks` fills them.
         """
         step = _Step.of(sequences, self._histories.of(sequences), grammar_masks)
         failures = dict.fromkeys(_mend(logits), NOT_FINITE)
+        if self._speech_rules is not None:
+            self._speech_rules.apply(logits, step.rows)
         logprobs = RawLogprobs.capture(logits, step.rows)
         logits, unusable = self._shape(logits, step)
         failures = dict.fromkeys(unusable, "A custom logits processor left no token to draw.") | failures

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trioserve.worker.kv_layout import KVCacheLayout
     from trioserve.worker.lora import Adapter
 
-__all__ = ["TorchExecutor"]
+__all__ = ["TorchExecutor", "highest_of", "inputs_of"]
 
 
 class TorchExecutor:
@@ -64,6 +64,9 @@ class TorchExecutor:
     def bytes_per_block(self) -> int:
         return self._attention.bytes_per_block
 
+    def max_num_seqs(self, num_blocks: int) -> None:
+        """Their blocks are all they need."""
+
     @torch.inference_mode()
     def allocate_kv_cache(self, num_blocks: int) -> None:
         self._kv_caches = self._attention.allocate(num_blocks)
@@ -87,7 +90,7 @@ class TorchExecutor:
         order = self._attention.arrange(sequences)
         arranged = [sequences[index] for index in order]
         self._hidden = self._loaded.forward(
-            *_inputs(arranged),
+            *inputs_of(arranged),
             self._attention.plan(arranged),
             self._kv_caches,
             step_adapters(arranged, adapters) if adapters else None,
@@ -105,10 +108,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def highest(self, rows: Sequence[int]) -> Highest:
-        logits = self._compute_logits(rows)
-        highest = logits.argmax(-1, keepdim=True)  # a NaN counts as such
-        is_finite = logits.gather(-1, highest)[:, 0].isfinite()
-        return Highest(highest[:, 0].tolist(), is_finite.tolist())
+        return highest_of(self._compute_logits(rows))
 
     def close(self) -> None:
         """There is nothing of its own that would have to end."""
@@ -132,7 +132,14 @@ class TorchExecutor:
         return model
 
 
-def _inputs(sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
+def highest_of(logits: torch.Tensor) -> Highest:
+    """logits: [R, vocab_size]."""
+    highest = logits.argmax(-1, keepdim=True)  # a NaN counts as such
+    is_finite = logits.gather(-1, highest)[:, 0].isfinite()
+    return Highest(highest[:, 0].tolist(), is_finite.tolist())
+
+
+def inputs_of(sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and positions of all sequences laid end to end, int64 [T] each."""
     token_ids: list[int] = []
     positions: list[int] = []

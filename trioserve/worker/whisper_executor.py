@@ -1,0 +1,174 @@
+"""Computes steps of Whisper: audio that is new is encoded, and then all sequences decode together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+
+from trioserve.models.config_whisper import WhisperConfig, whisper_config
+from trioserve.models.whisper import TorchEncoder, WhisperDecoder
+from trioserve.models.whisper_weights import is_redundant, whisper_shapes
+from trioserve.worker.attention import TorchAttention
+from trioserve.worker.checkpoint import read_config
+from trioserve.worker.heard_audio import HeardAudio, StepHearing
+from trioserve.worker.loader import fill
+from trioserve.worker.log_mel import LogMel
+from trioserve.worker.torch_executor import highest_of, inputs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trioserve.audio_input import AudioInput
+    from trioserve.config import DType, EngineConfig, ResolvedModel
+    from trioserve.worker.batch import ScheduledSequence
+    from trioserve.worker.executor import Highest
+    from trioserve.worker.kv_layout import KVCacheLayout
+    from trioserve.worker.lora import Adapter
+
+__all__ = ["WhisperExecutor"]
+
+
+class Encoder(Protocol):
+    def encode(self, features: torch.Tensor) -> torch.Tensor:
+        """[2 * num_frames, mels] of one window -> [num_frames, hidden_size]."""
+        ...
+
+
+class WhisperExecutor:
+    """See `trioserve.worker.executor.Executor`. Every sequence has its `audio`.
+
+    A block of the cache stands for `block_size` tokens of text and the same part of a seat for audio: what
+    holds a whole text brings a seat with it.
+
+    Args:
+      reason: why it is torch that computes.
+
+    Raises:
+      ModelNotSupportedError: the checkpoint asks for what is not implemented.
+      ModelSourceError: it is damaged.
+    """
+
+    config = None
+    """It takes no adapters."""
+    dtype: DType = "float32"
+
+    @torch.inference_mode()
+    def __init__(self, model: ResolvedModel, config: EngineConfig, *, reason: str) -> None:
+        self.kernels = f"torch ({reason})"
+        self._source = model
+        self._num_threads = config.threads
+        self._whisper = whisper_config(read_config(Path(model.directory)))
+        self._attention = TorchAttention(self._whisper, config.cache.block_size, torch.float32)
+        self._log_mel = LogMel(self._whisper.num_mel_bins)
+        self._blocks_per_seat = -(-model.max_model_len // config.cache.block_size)
+        self._hidden = torch.empty(0)
+        # Invariant: both are there from allocate_kv_cache to free_kv_cache.
+        self._kv_caches: list[torch.Tensor] = []
+        self._heard: HeardAudio | None = None
+        # Invariant: None exactly between free_weights and load_weights.
+        self._model: tuple[Encoder, WhisperDecoder] | None = None
+        self.load_weights()
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        return self._attention.layout
+
+    @property
+    def bytes_per_block(self) -> int:
+        seat = HeardAudio.bytes_per_seat(self._whisper)
+        return self._attention.bytes_per_block + -(-seat // self._blocks_per_seat)
+
+    def max_num_seqs(self, num_blocks: int) -> int:
+        return max(1, num_blocks // self._blocks_per_seat)
+
+    @torch.inference_mode()
+    def allocate_kv_cache(self, num_blocks: int) -> None:
+        self._kv_caches = self._attention.allocate(num_blocks)
+        self._heard = HeardAudio(self._whisper, self.max_num_seqs(num_blocks))
+
+    def populate_kv_cache(self, first_block: int, end_block: int) -> None:
+        """Left to the first use."""
+
+    def free_kv_cache(self) -> None:
+        self._kv_caches, self._heard = [], None
+
+    def free_weights(self) -> None:
+        self._model = None
+
+    @torch.inference_mode()
+    def load_weights(self) -> None:
+        if self._model is None:
+            torch.set_num_threads(1)  # see TorchExecutor
+            weights = _load(self._source, self._whisper)
+            self._model = TorchEncoder(self._whisper, weights), WhisperDecoder(self._whisper, weights)
+            torch.set_num_threads(self._num_threads)
+
+    @torch.inference_mode()
+    def forward(self, sequences: Sequence[ScheduledSequence], adapters: Mapping[str, Adapter]) -> list[int]:
+        assert self._model is not None, "the weights have been freed"
+        assert self._heard is not None, "the cache has been freed"
+        order = self._attention.arrange(sequences)
+        arranged = [sequences[index] for index in order]
+        seats = self._seats_of([_audio_of(sequence) for sequence in arranged], self._heard)
+        self._hidden = self._model[1].forward(
+            *inputs_of(arranged),
+            self._attention.plan(arranged),
+            StepHearing.of(arranged, seats, self._heard),
+            self._kv_caches,
+        )
+        first_rows = [0] * len(order)
+        row = 0
+        for index, sequence in zip(order, arranged, strict=True):
+            first_rows[index] = row
+            row += len(sequence.token_ids)
+        return first_rows
+
+    def logits(self, rows: Sequence[int]) -> np.ndarray:
+        logits: np.ndarray = self._compute_logits(rows).numpy()
+        return logits
+
+    @torch.inference_mode()
+    def highest(self, rows: Sequence[int]) -> Highest:
+        return highest_of(self._compute_logits(rows))
+
+    def close(self) -> None:
+        """There is nothing of its own that would have to end."""
+
+    @torch.inference_mode()
+    def _compute_logits(self, rows: Sequence[int]) -> torch.Tensor:
+        assert self._model is not None
+        return self._model[1].logits(self._hidden[list(rows)])
+
+    def _seats_of(self, audios: Sequence[AudioInput], heard: HeardAudio) -> list[int]:
+        """The seat of each, which is encoded if it has none yet."""
+        wanted = {audio.digest for audio in audios}
+        found = []
+        for audio in audios:
+            seat = heard.seats.find(audio.digest)
+            if seat is None:
+                seat = heard.seats.take(audio.digest, wanted)
+                self._encode(audio, seat, heard)
+            found.append(seat)
+        return found
+
+    def _encode(self, audio: AudioInput, seat: int, heard: HeardAudio) -> None:
+        assert self._model is not None
+        encoder, decoder = self._model
+        features = torch.from_numpy(self._log_mel.of(np.frombuffer(audio.samples, np.float32)))
+        encoded = encoder.encode(features)
+        for layer in range(self._whisper.num_decoder_layers):
+            heard.store(seat, layer, decoder.cross_keys_values(layer, encoded))
+
+
+def _audio_of(sequence: ScheduledSequence) -> AudioInput:
+    assert sequence.audio is not None, "the frontend lets no other prompt through"
+    return sequence.audio
+
+
+def _load(model: ResolvedModel, config: WhisperConfig) -> dict[str, torch.Tensor]:
+    weights = {name: torch.empty(shape) for name, shape in whisper_shapes(config).items()}
+    fill(weights, Path(model.directory), is_redundant=is_redundant)
+    return weights
