@@ -184,14 +184,16 @@ class RealtimeSession:
 
     async def _append(self, event: AudioAppend) -> None:
         self._check_ready(event)
-        data = event.samples()
-        if len(data) < _LARGE_EVENT:
-            samples = self._decoder.decode(data)
+        if len(event.audio) < _LARGE_EVENT:
+            self._take_audio(event)
         else:
-            samples = await trio.to_thread.run_sync(self._decoder.decode, data, limiter=self._reading)
-        self._item.seconds += len(data) / 2 / self._settings.rate
-        self._cut(samples)
+            await trio.to_thread.run_sync(self._take_audio, event, limiter=self._reading)
         await self._deliver()
+
+    def _take_audio(self, event: AudioAppend) -> None:
+        data = event.samples()
+        self._item.seconds += len(data) / 2 / self._settings.rate
+        self._cut(self._decoder.decode(data))
 
     async def _take_commit(self, event: AudioCommit) -> None:
         self._check_ready(event)
