@@ -2,10 +2,10 @@
 
     python benchmarks/embeddings.py --peer-python VENV/bin/python --rounds 3
 
-Texts are pieces of a book: `mixed` has as many of each length, from one word to the model's limit, `short` has
-sentences of 5 to 40 words. Each program is a process of its own, with its own tokenizing; ours is `LLM.embed`,
-theirs `SentenceTransformer.encode`. Every round runs both, so that what else happens on the machine strikes
-both. Prints texts per second, the ratio of the medians, and the greatest difference of any value of the vectors.
+Texts are pieces of a book: `mixed` has as many of each length, from one word to the model's limit, `short`
+has 5 to 40 words. Each program is a process of its own, with its own tokenizing; ours is `LLM.embed`, theirs
+`SentenceTransformer.encode`. Every round runs both, so that what else happens on the machine strikes both.
+Prints texts per second, the ratio of the medians, and the greatest difference of any value of the vectors.
 """
 
 from __future__ import annotations

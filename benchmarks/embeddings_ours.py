@@ -2,7 +2,8 @@
 
     python embeddings_ours.py MODEL TEXTS.json VECTORS.npy FLAGS.json
 
-FLAGS.json are keyword arguments of `LLM`. Prints a JSON object: seconds for all texts after some for warming up.
+FLAGS.json are keyword arguments of `LLM`. Prints a JSON object: seconds for all texts, after some for warming
+up, and their tokens.
 """
 
 from __future__ import annotations
