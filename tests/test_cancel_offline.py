@@ -15,6 +15,7 @@ import trio
 from cancel_everywhere import RESUMING, WAITING, Coverage, Moment
 from cancel_report import tell
 from cancel_worlds import BEAMS, CoreWorld, ScriptedWorld, open_hash_llm, sampling
+from hash_pooling import HashPoolingRunner, PoolingWorld, open_hash_pooling_llm
 from trioserve.llm import LLM
 from trioserve.llm_engine import LLMEngine
 
@@ -110,6 +111,25 @@ def over_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Off
         yield opened
 
 
+@pytest.fixture
+def over_a_core_that_pools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Offline]:
+    @asynccontextmanager
+    async def open_world() -> AsyncIterator[PoolingWorld]:
+        async with open_hash_pooling_llm(tmp_path, monkeypatch, HashPoolingRunner(), max_num_seqs=2) as llm:
+            yield PoolingWorld(llm)
+
+    with open_offline(open_world) as opened:
+        yield opened
+
+
+def embed(llm: LLM) -> object:
+    return [output.outputs.embedding for output in llm.embed(PROMPTS * 3, use_tqdm=False)]
+
+
+def score(llm: LLM) -> object:
+    return [output.outputs.score for output in llm.score("once", PROMPTS * 2, use_tqdm=False)]
+
+
 def generate(llm: LLM) -> object:
     return [output.outputs[0].text for output in llm.generate(PROMPTS, sampling(), use_tqdm=False)]
 
@@ -172,6 +192,18 @@ def test_ctrl_c_at_every_checkpoint_over_a_core(
 ) -> None:
     tell(record_property, "core, in process", [interrupt_everywhere(kind, moment, over_a_core)])
     assert over_a_core.llm.reset_prefix_cache(), "a block is held"
+
+
+@pytest.mark.parametrize("moment", [WAITING, RESUMING], ids=lambda moment: moment.name)
+@pytest.mark.parametrize("kind", [embed, score], ids=lambda kind: kind.__name__)
+def test_ctrl_c_at_every_checkpoint_over_a_core_that_pools(
+    kind: Callable[[LLM], object],
+    moment: Moment,
+    over_a_core_that_pools: Offline,
+    record_property: Callable[[str, object], None],
+) -> None:
+    found = interrupt_everywhere(kind, moment, over_a_core_that_pools)
+    tell(record_property, "pooling core, in process", [found])
 
 
 @pytest.mark.parametrize("event", ["the first is added", "the last is added", "a step", "the last step"])

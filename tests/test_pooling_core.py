@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from helpers_pooling import EMBEDDER, HashPoolingRunner, hash_of
+from hash_pooling import HashPoolingRunner
+from helpers_pooling import EMBEDDER, hash_of
 from trioserve.args import EngineArgs
 from trioserve.core.pooling import PoolingCore
 from trioserve.core.pooling_request import CorePoolingRequest

@@ -11,16 +11,16 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from cancel_everywhere import ABORTED, BETWEEN, RESUMING, WAITING, LeakError, Target, cancel_everywhere
+from cancel_everywhere import ABORTED, BETWEEN, RESUMING, WAITING, Target, cancel_everywhere
 from cancel_report import tell
-from helpers_pooling import EMBEDDER, HashPoolingRunner, hash_of, open_hash_pooling_llm
+from hash_pooling import HashPoolingRunner, PoolingWorld, open_hash_pooling_llm
+from helpers_pooling import EMBEDDER, hash_of
 from trioserve import EngineDeadError, EngineGenerateError, InvalidRequestError, LoRARequest, PoolingParams
 from trioserve.config import PoolerConfig
 from trioserve.errors import EngineStartError
-from trioserve.nurseries import ungrouped
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from trioserve import AsyncLLM
@@ -240,43 +240,6 @@ async def test_adapters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # Cancelled at every checkpoint
-
-
-class PoolingWorld:
-    """A `cancel_everywhere.World` over a core that pools."""
-
-    def __init__(self, llm: AsyncLLM) -> None:
-        self.llm = llm
-        self._is_enough = False
-
-    async def run_beside(self, request: Callable[[], Awaitable[object]]) -> object:
-        self._is_enough = False
-        with ungrouped():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._be_a_neighbour)
-                result = await request()
-                self._is_enough = True
-        return result
-
-    async def _be_a_neighbour(self) -> None:
-        while not self._is_enough:
-            if await embeddings(self.llm, ["beside it"]) != [expected("beside it")]:
-                raise LeakError("a neighbour got something else")
-
-    async def find_leaks(self) -> Mapping[str, object]:
-        totals = self.llm.metrics.totals()
-        found = {
-            "open requests": self.llm.num_open_requests,
-            "places": self.llm._outputs.admission.num_open,
-            "not freed": self.llm._outputs.num_unfreed,
-            "running": totals.running,
-            "waiting": totals.waiting,
-        }
-        return {what: which for what, which in found.items() if which}
-
-    async def rest(self) -> None:
-        await self.llm.check_health()
-        await wait_all_tasks_blocked()
 
 
 async def _encode(world: PoolingWorld, target: Target, texts: list[str]) -> object:

@@ -5,6 +5,7 @@ What lies deeper may import what lies further down, never up (import-linter hold
     cli
     batch
     server | llm
+    llm_pooling | llm_speech
     llm_engine
     portal | async_llm
     frontend | model_sources

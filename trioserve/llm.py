@@ -8,7 +8,7 @@ with LLM(model="smollm2-135m") as llm:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -18,9 +18,10 @@ from trioserve.beam_search_params import BeamSearchParams
 from trioserve.frontend.arguments import check_type
 from trioserve.frontend.prompts import PromptType, to_prompts
 from trioserve.llm_engine import LLMEngine
+from trioserve.llm_pooling import PoolingMethods
 from trioserve.llm_speech import SpeechMethods
 from trioserve.lora_request import LoRARequest
-from trioserve.progress_bar import ProgressBar
+from trioserve.progress_bar import ProgressBar, UseTqdm
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
 from trioserve.validators import shown
 
@@ -38,11 +39,9 @@ __all__ = ["LLM"]
 
 Conversation = Sequence[Mapping[str, Any]]
 LoRARequests = LoRARequest | Sequence[LoRARequest | None] | None
-UseTqdm = bool | Callable[..., Any]
-"""True: a progress bar; False: none; a callable: called in place of tqdm, with its keyword arguments."""
 
 
-class LLM(SpeechMethods):
+class LLM(PoolingMethods, SpeechMethods):
     """A model, and the engine that runs it, for synchronous code.
 
     Works in a script, inside a running event loop (which it blocks), in a notebook and in any thread, but in
@@ -103,7 +102,8 @@ class LLM(SpeechMethods):
           priority: one for each prompt.
 
         Raises:
-          ValueError: there are not as many params, adapters or priorities as prompts.
+          ValueError: there are not as many params, adapters or priorities as prompts; or the model does not
+            generate, but pools.
           TypeError: a prompt has none of the known forms.
           InvalidRequestError: a prompt cannot be served as it is.
           EngineGenerateError: a request failed inside the engine.
@@ -195,6 +195,7 @@ class LLM(SpeechMethods):
         Raises as `generate` does, and then all of its searches are over. ValueError also for a
         concurrency_limit below 1.
         """
+        self._check_generates()
         check_type("params", params, BeamSearchParams)
         if concurrency_limit is None:
             max_num_seqs = self._engine.config.scheduler.max_num_seqs
@@ -209,6 +210,14 @@ class LLM(SpeechMethods):
                 concurrency_limit=concurrency_limit,
                 on_result=progress.advance_search,
                 lora_request=lora_request,
+            )
+
+    def _check_generates(self) -> None:
+        model = self._engine.model
+        if model.runner != "generate":
+            raise ValueError(
+                f"This model does not generate: it supports {', '.join(model.tasks)}. Call LLM.embed, "
+                "LLM.classify, LLM.score or LLM.encode instead."
             )
 
     def _params_or_default(
@@ -230,6 +239,7 @@ class LLM(SpeechMethods):
 
     def _add_all(self, requests: list[_Request]) -> dict[str, int]:
         """Add them all, or none. Returns id -> completions asked for."""
+        self._check_generates()
         added: dict[str, int] = {}
         try:
             for request in requests:

@@ -157,17 +157,29 @@ class LLMEngine:
         on_result: Callable[[BeamSearchOutput], None] = lambda _: None,
         lora_request: LoRARequest | None = None,
     ) -> list[BeamSearchOutput]:
-        """The results of `AsyncLLM.beam_search` for each prompt, `concurrency_limit` of them at a time.
+        """The results of `AsyncLLM.beam_search` for each prompt, by `run_all`."""
 
-        `on_result` is called with each as it comes, in the engine's thread. If one search fails, or Ctrl-C
+        async def search(llm: AsyncLLM, prompt: PromptType) -> BeamSearchOutput:
+            return await llm.beam_search(prompt, params, lora_request=lora_request)
+
+        return self.run_all(search, prompts, limit=concurrency_limit, on_result=on_result)
+
+    def run_all(
+        self,
+        ask: Callable[[AsyncLLM, T], Awaitable[R]],
+        items: Sequence[T],
+        *,
+        limit: int,
+        on_result: Callable[[R], None] = lambda _: None,
+    ) -> list[R]:
+        """`await ask(llm, item)` for each item, at most `limit` of them at a time; the results in the items'
+        order. Each begins once there is an engine core, and again if that has died before it took it on.
+
+        `on_result` is called with each result as it comes, in the engine's thread. If one fails, or Ctrl-C
         comes, all of them end; raises what the first one raised.
         """
-        search = functools.partial(
-            _when_ready,
-            self._llm,
-            functools.partial(self._llm.beam_search, params=params, lora_request=lora_request),
-        )
-        return self._portal.call(_map, search, prompts, concurrency_limit, on_result)
+        ask_when_ready = functools.partial(_when_ready, self._llm, functools.partial(ask, self._llm))
+        return self._portal.call(_map, ask_when_ready, items, limit, on_result)
 
     # LoRA adapters, and steering: see the same methods of `AsyncLLM`
 
@@ -215,14 +227,13 @@ class LLMEngine:
         concurrency_limit: int,
         on_result: Callable[[Transcription], None] = lambda _: None,
     ) -> list[Transcription]:
-        """The results of `AsyncLLM.transcribe` for each audio, as `beam_search` has them."""
+        """The results of `AsyncLLM.transcribe` for each audio, by `run_all`."""
 
-        async def transcribe(audio: Audio) -> Transcription:
-            async with self._llm.transcribe(audio, params, limits=limits) as stream:
+        async def transcribe(llm: AsyncLLM, audio: Audio) -> Transcription:
+            async with llm.transcribe(audio, params, limits=limits) as stream:
                 return await stream.finish()
 
-        when_ready = functools.partial(_when_ready, self._llm, transcribe)
-        return self._portal.call(_map, when_ready, audios, concurrency_limit, on_result)
+        return self.run_all(transcribe, audios, limit=concurrency_limit, on_result=on_result)
 
     def _call(self, afn: Callable[[*Args], Awaitable[T]], *args: *Args) -> T:
         """Run it in the loop, once there is an engine core."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from trioserve.outputs import BeamSearchOutput, RequestOutput
 
-__all__ = ["ProgressBar"]
+__all__ = ["ProgressBar", "UseTqdm"]
+
+UseTqdm = bool | Callable[..., Any]
+"""True: a progress bar; False: none; a callable: called in place of tqdm, with its keyword arguments."""
 
 
 class _Tqdm(tqdm):  # type: ignore[misc]  # tqdm has no types
@@ -26,12 +28,12 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     def __init__(
         self,
         total: int | None,
-        use_tqdm: bool | Callable[..., Any],
+        use_tqdm: UseTqdm,
         *,
         what: str = "Processed prompts",
         unit: str = "it",
     ) -> None:
-        """`use_tqdm`: see `trioserve.llm.UseTqdm`. `total` None: nobody knows how much there is."""
+        """`total` None: nobody knows how much there is."""
         self._bar: Any = None
         self._started = time.monotonic()
         self._input_tokens = 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trioserve.frontend.prompts import PromptType
     from trioserve.outputs import PoolingOutput, PoolingRequestOutput
 
-__all__ = ["score", "scoring_task"]
+__all__ = ["check_lengths", "score", "scoring_task"]
 
 ScoringTask = Literal["classify", "embed", "token_embed"]
 
@@ -70,7 +70,7 @@ async def score(
     params = PoolingParams() if params is None else check_type("params", params, PoolingParams)
     params = attrs.evolve(params, task=scoring_task(model, params.task))
     params = requests.inputs.fit_params(params)
-    _check_lengths(len(queries), len(documents))
+    check_lengths(len(queries), len(documents))
     if params.task == "classify":
         pairs = [
             _to_pair(requests, queries[0 if len(queries) == 1 else index], document)
@@ -86,7 +86,11 @@ async def score(
     return await _compare(outputs[: len(queries)], outputs[len(queries) :])
 
 
-def _check_lengths(num_queries: int, num_documents: int) -> None:
+def check_lengths(num_queries: int, num_documents: int) -> None:
+    """
+    Raises:
+      InvalidRequestError: so many cannot be made into pairs.
+    """
     if not num_queries or not num_documents or num_queries not in {1, num_documents}:
         raise InvalidRequestError(
             "There must be one query for all documents, or one for each, and at least one document: got "
