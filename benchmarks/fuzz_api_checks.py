@@ -79,7 +79,7 @@ def _with_contents(body: dict[str, Any]) -> dict[str, Any]:
         changed.pop("messages", None)
     if isinstance(changed.get("messages"), list):
         changed["messages"] = [_as_message(message) for message in body["messages"]]
-    if body.get("n"):
+    if isinstance(body.get("n"), int):
         changed["n"] = min(body["n"], 3)
     return changed
 

@@ -57,7 +57,7 @@ class SpeechMethods:
         params = (
             TranscriptionParams() if params is None else check_type("params", params, TranscriptionParams)
         )
-        audios = list(audio) if _is_many(audio) else [audio]
+        audios = _to_audios(audio)
         with ProgressBar(len(audios), use_tqdm, what="Transcribed audio") as progress:
             return self._engine.transcribe(
                 audios,
@@ -68,5 +68,7 @@ class SpeechMethods:
             )
 
 
-def _is_many(audio: object) -> bool:
-    return isinstance(audio, Sequence) and not isinstance(audio, str | bytes | os.PathLike)
+def _to_audios(audio: Audio | Sequence[Audio]) -> Sequence[Audio]:
+    if isinstance(audio, Sequence) and not isinstance(audio, str | bytes | os.PathLike):
+        return audio
+    return [audio]
