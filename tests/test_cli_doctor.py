@@ -86,6 +86,7 @@ def test_all_is_well(model: Path, cache: Path, capsys: pytest.CaptureFixture[str
         f"torch {importlib.metadata.version('torch')}",
         f"directory {cache}",
         "architecture LlamaForCausalLM in float32",
+        "tasks generate",
         "context 100 tokens",
         "can be served yes",
     ):

@@ -157,6 +157,11 @@ async def test_the_model_s_own_prompt_goes_before_a_text(open_pooling: Any) -> N
         assert score.outputs.score == pytest.approx(float(expected("Q:a") @ expected("D:b")), abs=1e-6)
 
 
+async def test_texts_are_made_lower_case_where_the_model_wants_that(open_pooling: Any) -> None:
+    async with open_pooling(attrs.evolve(EMBEDDER, lower_case=True)) as fake:
+        assert_is((await fake.llm.encode("A Text")).outputs, expected("a text"))
+
+
 async def test_a_long_text_is_averaged_from_its_pieces(open_pooling: Any) -> None:
     config = PoolerConfig(enable_chunked_processing=True, max_embed_len=150)
     async with open_pooling(pooler_config=config) as fake:

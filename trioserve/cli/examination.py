@@ -131,6 +131,7 @@ def examine_model(args: EngineArgs) -> Section:
     available = available_memory()
     rows += [
         ("architecture", f"{model.architecture} in {model.precision}"),
+        ("tasks", ", ".join(model.tasks)),
         ("directory", model.directory),
         ("weights", _gib(size)),
         ("context", f"{model.max_model_len} tokens"),

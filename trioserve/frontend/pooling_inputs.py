@@ -87,7 +87,7 @@ class PoolingInputs:
 
     def with_instruction(self, prompt: PromptType | PairPrompt, name: str | None) -> Prompt:
         """The prompt, after what the model wants before texts of the kind `name` (None: its default; "":
-        nothing). Pairs and token ids are left as they are.
+        nothing), in lower case if the model wants that. Pairs and token ids are left as they are.
 
         Raises:
           TypeError, InvalidRequestError: see `parse_prompt`; or the model has no such kind.
@@ -98,9 +98,11 @@ class PoolingInputs:
         if isinstance(parsed, AudioPrompt):
             raise InvalidRequestError("This model takes text, and the prompt is audio.", parameter="prompt")
         instruction = self._instruction(name)
-        if instruction and isinstance(parsed, TextPrompt):
-            return attrs.evolve(parsed, text=instruction + parsed.text)
-        return parsed
+        if not isinstance(parsed, TextPrompt):
+            return parsed
+        text = instruction + parsed.text
+        lowers = self._pooler is not None and self._pooler.lower_case
+        return attrs.evolve(parsed, text=text.lower() if lowers else text)
 
     def _instruction(self, name: str | None) -> str:
         prompts = {} if self._pooler is None else self._pooler.prompts
