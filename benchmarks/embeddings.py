@@ -3,9 +3,10 @@
     python benchmarks/embeddings.py --peer-python VENV/bin/python --rounds 3
 
 Texts are pieces of a book: `mixed` has as many of each length, from one word to the model's limit, `short`
-has 5 to 40 words. Each program is a process of its own, with its own tokenizing; ours is `LLM.embed`, theirs
-`SentenceTransformer.encode`. Every round runs both, so that what else happens on the machine strikes both.
-Prints texts per second, the ratio of the medians, and the greatest difference of any value of the vectors.
+has 5 to 40 words. Each program is a process of its own, with its own tokenizing; ours is `LLM.embed`, or with
+--http a server and a client with four connections; theirs is `SentenceTransformer.encode`. Every round runs
+both, so that what else happens on the machine strikes both. Prints texts per second, the ratio of the
+medians, and the greatest difference of any value of the vectors.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from embeddings_http import run_http
 from machine import describe_machine, git_commit
 
 from trioserve.args import EngineArgs
@@ -57,21 +59,17 @@ def make_texts(count: int, fewest: int, most: int) -> list[str]:
 
 def _compare(load: str, args: argparse.Namespace, directory: str, texts: Path) -> None:
     """Run both as often as asked for, and print what came of it."""
-    flags = texts.with_name("flags.json")
-    flags.write_text(json.dumps(dict(flag.split("=", 1) for flag in args.flags)))
     ours, theirs = texts.with_name("ours.npy"), texts.with_name("theirs.npy")
-    commands = {
-        "trioserve": [sys.executable, "embeddings_ours.py", directory, texts, ours, flags],
-        "sentence-transformers": [args.peer_python, "embeddings_peer.py", directory, texts, theirs],
-    }
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
+    runs: dict[str, list[dict[str, Any]]] = {"trioserve": [], "sentence-transformers": []}
+    peer = [args.peer_python, _HERE / "embeddings_peer.py", directory, texts, theirs]
     for _ in range(args.rounds):
-        for name, (python, script, *arguments) in commands.items():
-            runs[name].append(_run([python, _HERE / script, *arguments]))
+        runs["trioserve"].append(_run_ours(args, directory, texts, ours))
+        runs["sentence-transformers"].append(_run(peer))
     medians = {name: statistics.median(run["seconds"] for run in found) for name, found in runs.items()}
     difference = float(np.abs(np.load(ours) - np.load(theirs)).max())
     result = {
         "load": load,
+        "over": "HTTP" if args.http else "LLM.embed",
         "texts": args.texts,
         "tokens": runs["trioserve"][0]["tokens"],
         "texts_per_second": {name: round(args.texts / seconds, 1) for name, seconds in medians.items()},
@@ -81,6 +79,13 @@ def _compare(load: str, args: argparse.Namespace, directory: str, texts: Path) -
         "versions": runs["sentence-transformers"][0]["versions"],
     }
     print(json.dumps(result), flush=True)
+
+
+def _run_ours(args: argparse.Namespace, directory: str, texts: Path, vectors: Path) -> dict[str, Any]:
+    if args.http:
+        return run_http(directory, json.loads(texts.read_text()), vectors, args.flags)
+    flags = json.dumps(dict(flag.split("=", 1) for flag in args.flags))
+    return _run([sys.executable, _HERE / "embeddings_ours.py", directory, texts, vectors, flags])
 
 
 def _run(command: Sequence[str | Path]) -> dict[str, Any]:
@@ -96,6 +101,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--texts", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", nargs="+", default=list(_WORDS), choices=_WORDS)
+    parser.add_argument("--http", action="store_true", help="ours over HTTP")
     parser.add_argument("--flags", nargs="*", default=(), help="of ours, as NAME=VALUE")
     return parser.parse_args()
 

@@ -1,9 +1,9 @@
 """Embeds texts by trioserve, for `embeddings.py`.
 
-    python embeddings_ours.py MODEL TEXTS.json VECTORS.npy FLAGS.json
+    python embeddings_ours.py MODEL TEXTS.json VECTORS.npy FLAGS
 
-FLAGS.json are keyword arguments of `LLM`. Prints a JSON object: seconds for all texts, after some for warming
-up, and their tokens.
+FLAGS is a JSON object of keyword arguments of `LLM`. Prints a JSON object: seconds for all texts, after some
+for warming up, and their tokens.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from trioserve import LLM
 
 
 def main() -> None:
-    name, texts_path, vectors_path, flags_path = sys.argv[1:]
+    name, texts_path, vectors_path, flags = sys.argv[1:]
     texts = json.loads(Path(texts_path).read_text())
-    flags = json.loads(Path(flags_path).read_text())
-    with LLM(model=name, max_model_len=512, **flags) as llm:
+    with LLM(model=name, max_model_len=512, **json.loads(flags)) as llm:
         llm.embed(texts[:32], truncate_prompt_tokens=-1, use_tqdm=False)
         began = time.perf_counter()
         outputs = llm.embed(texts, truncate_prompt_tokens=-1, use_tqdm=False)

@@ -14,8 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Normalize, Pooling, Transformer
+from sentence_transformers import SentenceTransformer, models
 
 _MAX_TOKENS = 512
 
@@ -23,11 +22,11 @@ _MAX_TOKENS = 512
 def main() -> None:
     directory, texts_path, vectors_path = sys.argv[1:]
     texts = json.loads(Path(texts_path).read_text())
-    transformer = Transformer(directory)
+    transformer = models.Transformer(directory)
     transformer.max_seq_length = _MAX_TOKENS
     # By hand, since the packaged model lacks the folder that says so.
-    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
-    model = SentenceTransformer(modules=[transformer, pooling, Normalize()], device="cpu")
+    pooling = models.Pooling(transformer.get_embedding_dimension(), "mean")
+    model = SentenceTransformer(modules=[transformer, pooling, models.Normalize()], device="cpu")
     model.encode(texts[:32])
     began = time.perf_counter()
     vectors = model.encode(texts)
