@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 KEY = "sk-clients"
 
-SERVERS = {"TEXT": "smollm2-135m", "TOOLS": "qwen2.5-coder-0.5b"}
+SERVERS = {"TEXT": "smollm2-135m", "TOOLS": "qwen2.5-coder-0.5b", "EMBEDDINGS": "minilm-l6"}
 
 FLAGS = ("--kv-cache-memory", "1GiB", "--api-key", KEY, "--log.access", "false")
 

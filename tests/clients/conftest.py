@@ -1,4 +1,4 @@
-"""The two servers. `benchmarks/clients.py` starts them and says where they are."""
+"""The servers. `benchmarks/clients.py` starts them and says where they are."""
 
 from __future__ import annotations
 
@@ -33,10 +33,16 @@ def tools() -> Endpoint:
     return _endpoint("TOOLS")
 
 
+@pytest.fixture(scope="session")
+def embeddings() -> Endpoint:
+    """A model that embeds."""
+    return _endpoint("EMBEDDINGS")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """When a client is done, so is the server."""
     yield
-    for name in ("text", "tools"):
+    for name in ("text", "tools", "embeddings"):
         if name in request.fixturenames:
             request.getfixturevalue(name).wait_until_idle()

@@ -64,3 +64,24 @@ def test_messages(tools: Endpoint) -> None:
 def test_errors(tools: Endpoint) -> None:
     with pytest.raises(litellm.BadRequestError, match="top_p"):
         litellm.completion(**ask(tools, "openai", "Hello", top_p=7.0))
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_embeddings(embeddings: Endpoint, provider: str) -> None:
+    answer = litellm.embedding(
+        model=f"{provider}/{embeddings.model}", input=["one", "two"], api_base=embeddings.api,
+        api_key=embeddings.key, encoding_format="float",
+    )  # fmt: skip
+    assert [len(item["embedding"]) for item in answer.data] == [384, 384]
+    assert answer.usage.prompt_tokens == 6
+
+
+@pytest.mark.parametrize("provider", ["hosted_vllm", "jina_ai", "cohere"])
+def test_rerank(embeddings: Endpoint, provider: str) -> None:
+    path = {"hosted_vllm": "", "jina_ai": "/v1/rerank", "cohere": "/v2/rerank"}[provider]
+    answer = litellm.rerank(
+        model=f"{provider}/{embeddings.model}", query="A cat sat on the mat.",
+        documents=["Interest rates rose in May.", "A kitten was sitting on a rug."], top_n=1,
+        api_base=f"{embeddings.url}{path}", api_key=embeddings.key,
+    )  # fmt: skip
+    assert answer.results[0]["index"] == 1
