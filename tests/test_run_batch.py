@@ -13,6 +13,7 @@ import trio
 
 from helpers_api import Answer, Client, FakeLLM
 from helpers_batch import COMPLETIONS, BatchFolder, request_line, until
+from helpers_pooling_api import FakePoolingLLM
 from trioserve.batch.errors import BatchFileError
 from trioserve.batch.lines import Result, WrongLine, WrongLineError
 from trioserve.batch.output import open_output
@@ -73,13 +74,30 @@ async def test_answers_are_those_of_the_server(folder: BatchFolder) -> None:
     assert not folder.llm.running
 
 
+async def test_a_model_that_pools(tmp_path: Path) -> None:
+    folder = BatchFolder(tmp_path, FakePoolingLLM())
+    bodies = {
+        "/v1/embeddings": {"input": ["a", "b c"], "model": "small", "encoding_format": "base64"},
+        "/v1/rerank": {"query": "a", "documents": ["b", "cd"]},
+        CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    }
+    folder.write_input(*(request_line(url, url=url, body=body) for url, body in bodies.items()))
+    tally = await folder.run()
+    assert (tally.good, tally.errors) == (2, 1)
+    client = Client(FakePoolingLLM())
+    for url, body in bodies.items():
+        response = folder.by_id[url]["response"]
+        assert without_identity(response["body"]) == without_identity((await client.post(url, body)).json)
+    assert folder.progress.input_tokens == 3 + 3
+
+
 async def test_wrong_lines_and_wrong_requests_are_errors_of_their_own(folder: BatchFolder) -> None:
     folder.write_input(
         request_line("good"),
         "",
         "nope",
         request_line("good", body={"prompt": "again"}),
-        request_line("unknown", url="/v1/embeddings"),
+        request_line("unknown", url="/v1/models"),
         request_line("refused", body={"prompt": "x", "temperature": 9}),
         request_line("long", body={"prompt": "x" * 2000}),
     )

@@ -95,9 +95,13 @@ async def test_a_pipe_is_read_as_it_comes_and_not_counted() -> None:
         (request_line(""), "invalid_line", "custom_id must not be empty."),
         (request_line("a", method="GET"), "invalid_method", "method must be POST, got 'GET'."),
         (request_line("a", method=None), "invalid_line", "method must be a string, got 'null'."),
-        (request_line("a", url="/v1/embeddings"), "invalid_url", "url must be one of /v1/chat/completions, "),
+        (request_line("a", url="/v1/models"), "invalid_url", "url must be one of /v1/chat/completions, "),
         (request_line("a", body=[1, 2]), "invalid_line", "body must be an object, got '[1, 2]'."),
         (request_line("a", body={"stream": True}), "stream_not_supported", "body.stream must not be true"),
+        (
+            request_line("a", body={"encoding_format": "bytes_only"}), "encoding_format_not_supported",
+            "body.encoding_format must be float or base64",
+        ),
         (request_line("a", body={"background": True}), "background_not_supported", "body.background must"),
     ],
 )  # fmt: skip

@@ -14,7 +14,10 @@ from trioserve.validators import shown
 
 __all__ = ["URLS", "BatchRequest", "Reply", "Result", "WrongLine", "WrongLineError", "parse_request"]
 
-URLS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+URLS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/v2/embed", "/pooling",
+    "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+)  # fmt: skip
 """What may be asked for: answers with one body, and nothing that outlives them."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -131,6 +134,9 @@ class _Fields:
         for name in ("stream", "background"):
             if name in fields and bytes(fields[name]) == b"true":
                 raise self.error(f"{name}_not_supported", f"body.{name} must not be true in a batch.")
+        if bytes(fields.get("encoding_format", b"")).startswith(b'"bytes'):
+            problem = "body.encoding_format must be float or base64 in a batch, whose lines are JSON."
+            raise self.error("encoding_format_not_supported", problem)
         return bytes(body)
 
     def _value(self, name: str) -> msgspec.Raw:
