@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +24,7 @@ from served import ServedModel, served, wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+ROOT = Path(__file__).parent.parent
 EMBEDDER = "minilm-l6"
 CROSS_ENCODER = "cross-encoder"
 TEXTS = ["A cat sat on the mat.", "A kitten was sitting on a rug.", "Interest rates rose in May.", "x"]
@@ -131,6 +135,19 @@ def test_errors(client: openai.OpenAI) -> None:
         client.embeddings.create(model=CROSS_ENCODER, input="a")
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="other", input="a")
+
+
+@pytest.mark.parametrize("what", ["example", "document"])
+def test_what_is_shown_works(server: ServedModel, what: str) -> None:
+    if what == "example":
+        command = [sys.executable, str(ROOT / "examples" / "embeddings.py"), server.url]
+    else:
+        (shown,) = re.findall(
+            r"^```console\n(.*?)^```$", (ROOT / "docs" / "pooling.md").read_text(), re.MULTILINE | re.DOTALL
+        )
+        command = ["bash", "-c", shown.replace("http://127.0.0.1:8000", server.url)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "Paris" in done.stdout
 
 
 def test_a_client_that_leaves_ends_all_of_its_texts(server: ServedModel) -> None:
