@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
+from helpers_native import TIERS
 from helpers_whisper import features, noise, tiny_whisper
 from helpers_worker import engine_config, scheduled_sequence
 from trioserve.core.engine import EngineCore
@@ -18,6 +20,7 @@ from trioserve.sampling_params import SamplingParams
 from trioserve.worker.heard_audio import Seats
 from trioserve.worker.model_runner import ModelRunner
 from trioserve.worker.whisper_executor import WhisperExecutor
+from trioserve_kernels.native import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,11 +46,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, ResolvedModel
     return tiny_whisper(tmp_path_factory.mktemp("whisper"))
 
 
-@pytest.fixture
-def executor(models: tuple[Any, ResolvedModel]) -> WhisperExecutor:
-    executor = WhisperExecutor(models[1], engine_config(), reason="a test")
-    executor.allocate_kv_cache(4 * BLOCKS_PER_TEXT)
-    return executor
+@pytest.fixture(params=["torch", *TIERS])
+def executor(request: pytest.FixtureRequest, models: tuple[Any, ResolvedModel]) -> Iterator[WhisperExecutor]:
+    """By torch, and by the kernels of each tier."""
+    library = "a test" if request.param == "torch" else load(request.param)
+    with closing(WhisperExecutor(models[1], engine_config(threads=2), library)) as executor:
+        executor.allocate_kv_cache(4 * BLOCKS_PER_TEXT)
+        yield executor
 
 
 def sequence(audio: AudioInput, text: list[int], place: int, start: int = 0) -> ScheduledSequence:

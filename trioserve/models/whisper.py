@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch.nn.functional import conv1d, embedding, gelu, layer_norm, linear, scaled_dot_product_attention
 
+from trioserve.models.whisper_weights import cross_products
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import numpy as np
 
     from trioserve.models.config_whisper import WhisperConfig
     from trioserve.models.decoder import AttentionContext
 
-__all__ = ["CrossAttention", "TorchEncoder", "WhisperDecoder"]
+__all__ = ["CrossAttention", "TorchHearing", "WhisperDecoder"]
 
 _EPSILON = 1e-5
 
@@ -84,8 +88,11 @@ class _EncoderLayer:
         return x + self._mlp(x)
 
 
-class TorchEncoder:
-    """weights: of the whole checkpoint, by their names there."""
+class TorchHearing:
+    """The encoder, and what the decoder's cross-attention keeps of what it gives.
+
+    weights: of the whole checkpoint, by their names there.
+    """
 
     def __init__(self, config: WhisperConfig, weights: Mapping[str, torch.Tensor]) -> None:
         module = _Module(weights, "model.encoder")
@@ -96,16 +103,17 @@ class TorchEncoder:
             for index in range(config.num_encoder_layers)
         ]
         self._norm = _Norm(module, "layer_norm")
+        self._keys_values = _Linear(_Module(weights, "model.decoder"), *cross_products(config))
 
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """[2 * num_frames, mels] of one window -> [num_frames, hidden_size]."""
-        x = features.T
+    def hear(self, features: np.ndarray) -> torch.Tensor:
+        """See `trioserve.worker.whisper_executor.Hearing`."""
+        x = torch.from_numpy(features).T
         for stride, (weight, bias) in enumerate(self._convolutions, 1):
             x = gelu(conv1d(x, weight, bias, stride=stride, padding=1))
         x = x.T + self._positions
         for layer in self._layers:
             x = layer(x)
-        return self._norm(x)
+        return self._keys_values(self._norm(x))
 
 
 class _DecoderLayer:
@@ -143,13 +151,6 @@ class WhisperDecoder:
         ]
         self._layers = [_DecoderLayer(layer, config, index) for index, layer in enumerate(layers)]
         self._norm = _Norm(module, "layer_norm")
-        names = [f"encoder_attn.{name}_proj" for name in ("k", "v")]
-        self._cross_keys_values = [_Linear(layer, *names) for layer in layers]
-
-    def cross_keys_values(self, layer: int, encoded: torch.Tensor) -> torch.Tensor:
-        """What a layer's cross-attention keeps of an encoded window: [frames, 2 (key, value) * hidden_size]
-        from [frames, hidden_size]."""
-        return self._cross_keys_values[layer](encoded)
 
     def forward(
         self,

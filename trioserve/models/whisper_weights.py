@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from trioserve.models.config_whisper import WhisperConfig
 
-__all__ = ["is_redundant", "whisper_shapes"]
+__all__ = ["cross_products", "is_redundant", "whisper_shapes"]
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -40,6 +40,12 @@ def whisper_shapes(config: WhisperConfig) -> Shapes:
         prefix = f"model.decoder.layers.{layer}"
         shapes |= dict(_layer(prefix, hidden, config.decoder_inner, ["self_attn", "encoder_attn"]))
     return shapes
+
+
+def cross_products(config: WhisperConfig) -> list[str]:
+    """Keys and values of all layers' cross-attention, below model.decoder."""
+    layers = range(config.num_decoder_layers)
+    return [f"layers.{layer}.encoder_attn.{name}_proj" for layer in layers for name in ("k", "v")]
 
 
 def _norm(name: str, width: int) -> Shapes:

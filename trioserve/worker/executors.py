@@ -49,7 +49,7 @@ def _make_hearing(model: ResolvedModel, config: EngineConfig) -> Executor:
     _check_torch_can(model, config, reason="a part of each speech model")
     from trioserve.worker.whisper_executor import WhisperExecutor  # noqa: PLC0415 - with torch, as above
 
-    return WhisperExecutor(model, config, reason=library if isinstance(library, str) else "a speech model")
+    return WhisperExecutor(model, config, library)
 
 
 def _obstacle(config: EngineConfig) -> str | None:

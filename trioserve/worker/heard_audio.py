@@ -71,10 +71,10 @@ class HeardAudio:
     def bytes_per_seat(config: WhisperConfig) -> int:
         return config.num_decoder_layers * 2 * config.num_frames * config.hidden_size * 4
 
-    def store(self, seat: int, layer: int, keys_values: torch.Tensor) -> None:
-        """keys_values: [frames, 2 * hidden_size]."""
-        parts = keys_values.view(self._config.num_frames, 2, self._config.num_heads, -1)
-        self._memory[seat, layer].copy_(parts.permute(1, 2, 0, 3))
+    def store(self, seat: int, keys_values: torch.Tensor) -> None:
+        """keys_values: [frames, layers * 2 * hidden_size]."""
+        shape = (self._config.num_frames, self._config.num_decoder_layers, 2, self._config.num_heads, -1)
+        self._memory[seat].copy_(keys_values.view(shape).permute(1, 2, 3, 0, 4))
 
     def at(self, seat: int, layer: int) -> torch.Tensor:
         """[2, heads, frames, head_dim]"""

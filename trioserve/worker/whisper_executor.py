@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -9,13 +10,14 @@ import numpy as np
 import torch
 
 from trioserve.models.config_whisper import WhisperConfig, whisper_config
-from trioserve.models.whisper import TorchEncoder, WhisperDecoder
+from trioserve.models.whisper import TorchHearing, WhisperDecoder
 from trioserve.models.whisper_weights import is_redundant, whisper_shapes
 from trioserve.worker.attention import TorchAttention
 from trioserve.worker.checkpoint import read_config
 from trioserve.worker.heard_audio import HeardAudio, StepHearing
 from trioserve.worker.loader import fill
 from trioserve.worker.log_mel import LogMel
+from trioserve.worker.native_hearing import NativeHearing
 from trioserve.worker.torch_executor import highest_of, inputs_of
 
 if TYPE_CHECKING:
@@ -27,13 +29,19 @@ if TYPE_CHECKING:
     from trioserve.worker.executor import Highest
     from trioserve.worker.kv_layout import KVCacheLayout
     from trioserve.worker.lora import Adapter
+    from trioserve_kernels.native import Library
 
 __all__ = ["WhisperExecutor"]
 
 
-class Encoder(Protocol):
-    def encode(self, features: torch.Tensor) -> torch.Tensor:
-        """[2 * num_frames, mels] of one window -> [num_frames, hidden_size]."""
+class Hearing(Protocol):
+    """From features to what the decoder remembers of them."""
+
+    def hear(self, features: np.ndarray) -> torch.Tensor:
+        """Keys and values of a window, of all layers of the decoder: [num_frames, layers * 2 * hidden_size].
+
+        features: fp32 [2 * num_frames, mels].
+        """
         ...
 
 
@@ -44,7 +52,7 @@ class WhisperExecutor:
     holds a whole text brings a seat with it.
 
     Args:
-      reason: why it is torch that computes.
+      library: native kernels for the encoder; or why torch computes that, too.
 
     Raises:
       ModelNotSupportedError: the checkpoint asks for what is not implemented.
@@ -56,8 +64,8 @@ class WhisperExecutor:
     dtype: DType = "float32"
 
     @torch.inference_mode()
-    def __init__(self, model: ResolvedModel, config: EngineConfig, *, reason: str) -> None:
-        self.kernels = f"torch ({reason})"
+    def __init__(self, model: ResolvedModel, config: EngineConfig, library: Library | str) -> None:
+        self.kernels = _describe(library, config)
         self._source = model
         self._num_threads = config.threads
         self._whisper = whisper_config(read_config(Path(model.directory)))
@@ -69,8 +77,12 @@ class WhisperExecutor:
         self._kv_caches: list[torch.Tensor] = []
         self._heard: HeardAudio | None = None
         # Invariant: None exactly between free_weights and load_weights.
-        self._model: tuple[Encoder, WhisperDecoder] | None = None
-        self.load_weights()
+        self._model: tuple[Hearing, WhisperDecoder] | None = None
+        self._native = None if isinstance(library, str) else NativeHearing(library, config.threads)
+        with ExitStack() as on_error:
+            on_error.callback(self.close)
+            self.load_weights()
+            on_error.pop_all()
 
     @property
     def layout(self) -> KVCacheLayout:
@@ -97,13 +109,20 @@ class WhisperExecutor:
 
     def free_weights(self) -> None:
         self._model = None
+        if self._native is not None:
+            self._native.free()
 
     @torch.inference_mode()
     def load_weights(self) -> None:
         if self._model is None:
             torch.set_num_threads(1)  # see TorchExecutor
             weights = _load(self._source, self._whisper)
-            self._model = TorchEncoder(self._whisper, weights), WhisperDecoder(self._whisper, weights)
+            decoder = WhisperDecoder(self._whisper, weights)
+            if self._native is None:
+                self._model = TorchHearing(self._whisper, weights), decoder
+            else:
+                self._native.load(self._whisper, {name: w.numpy() for name, w in weights.items()})
+                self._model = self._native, decoder
             torch.set_num_threads(self._num_threads)
 
     @torch.inference_mode()
@@ -135,7 +154,8 @@ class WhisperExecutor:
         return highest_of(self._compute_logits(rows))
 
     def close(self) -> None:
-        """There is nothing of its own that would have to end."""
+        if self._native is not None:
+            self._native.close()
 
     @torch.inference_mode()
     def _compute_logits(self, rows: Sequence[int]) -> torch.Tensor:
@@ -156,16 +176,19 @@ class WhisperExecutor:
 
     def _encode(self, audio: AudioInput, seat: int, heard: HeardAudio) -> None:
         assert self._model is not None
-        encoder, decoder = self._model
-        features = torch.from_numpy(self._log_mel.of(np.frombuffer(audio.samples, np.float32)))
-        encoded = encoder.encode(features)
-        for layer in range(self._whisper.num_decoder_layers):
-            heard.store(seat, layer, decoder.cross_keys_values(layer, encoded))
+        features = self._log_mel.of(np.frombuffer(audio.samples, np.float32))
+        heard.store(seat, self._model[0].hear(features))
 
 
 def _audio_of(sequence: ScheduledSequence) -> AudioInput:
     assert sequence.audio is not None, "the frontend lets no other prompt through"
     return sequence.audio
+
+
+def _describe(library: Library | str, config: EngineConfig) -> str:
+    if isinstance(library, str):
+        return f"torch ({library})"
+    return f"{library.tier} kernels in {config.threads} threads for audio, torch for text"
 
 
 def _load(model: ResolvedModel, config: WhisperConfig) -> dict[str, torch.Tensor]:
