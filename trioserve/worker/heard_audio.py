@@ -108,7 +108,7 @@ class StepHearing:
     def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
         heard = []
         for rows, seat in self._parts:
-            keys, values = self._audio.at(seat, layer)
-            own = query[rows].transpose(0, 1)
-            heard.append(scaled_dot_product_attention(own, keys, values, scale=1.0).transpose(0, 1))
+            keys, values = self._audio.at(seat, layer)[:, None]
+            own = query[rows].transpose(0, 1)[None]  # with a batch of 1, as torch's fused attention wants it
+            heard.append(scaled_dot_product_attention(own, keys, values, scale=1.0)[0].transpose(0, 1))
         return heard[0] if len(heard) == 1 else torch.cat(heard)
