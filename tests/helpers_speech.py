@@ -18,6 +18,9 @@ from trioserve.audio.speech import Speech
 from trioserve.frontend.speech_tokens import SpeechTokens
 from trioserve.frontend.tokenizer import Tokenizer
 from trioserve.link.messages import Add
+from trioserve.model_sources import SilentProgress
+from trioserve.model_sources.cache import cache_root, publish_directory
+from trioserve.model_sources.wheels import Requirement, open_packages
 from trioserve.outputs import FinishReason
 from trioserve.worker.batch import LogprobRow, SampledToken
 
@@ -72,6 +75,23 @@ def speech(seconds: float) -> Speech:
     count = int(seconds * 16_000)
     noise = np.random.default_rng(0).uniform(-1, 1, count)
     return Speech.from_samples(noise * np.linspace(0.1, 1, count))
+
+
+BECKETT = "Ever tried, ever failed. No matter, try again. Fail again. Fail better."
+
+
+def beckett() -> bytes:
+    """A clip in which that is said (16 kHz, ten seconds), out of a package that is fetched once."""
+    kept = cache_root() / "test-audio" / "beckett.wav"
+    if not kept.exists():
+        package = Requirement("useful-moonshine-onnx", "20251121")
+        with (
+            open_packages([package], SilentProgress()) as members,
+            members.open(package, "moonshine_onnx/assets/beckett.wav") as file,
+            publish_directory(kept.parent) as folder,
+        ):
+            (folder / kept.name).write_bytes(file.read())
+    return kept.read_bytes()
 
 
 async def eventually(condition: Callable[[], object]) -> None:

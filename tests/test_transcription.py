@@ -237,7 +237,16 @@ async def test_a_hotter_draw_follows_what_is_repetitive_or_doubtful(hearing: Ope
         assert result.segments[0].temperature == 0.4
 
 
-async def test_the_last_draw_is_taken_as_it_is(hearing: Opener) -> None:
+async def test_the_likeliest_is_taken_where_none_is_good_enough(hearing: Opener) -> None:
+    answers = [said(" no" * 200, logprob=-0.1), *(said(f" {i}", logprob=-2 - i % 2) for i in range(5))]
+    params = TranscriptionParams(timestamps="none", language="en", no_speech_threshold=None)
+    async with hearing(lambda _, index: answers[index]) as fake:
+        async with fake.fake.llm.transcribe(speech(1), params) as stream:
+            result = await stream.finish()
+        assert (result.text, result.segments[0].temperature) == ("0", 0.2)  # it is not repetitive
+
+
+async def test_even_repetitive_text_is_better_than_none(hearing: Opener) -> None:
     params = TranscriptionParams(timestamps="none", language="en")
     async with hearing(said(" no" * 100)) as fake:
         async with fake.fake.llm.transcribe(speech(1), params) as stream:

@@ -97,11 +97,12 @@ class Listener:
     # The text
 
     def hear(self) -> Hearing:
-        """The text of a window: the first that is good enough, or the last."""
+        """The text of a window: the first that is good enough, or the likeliest, if possible of those that
+        are not repetitive. (OpenAI's Whisper takes the last then, which is the hottest.)"""
         no_speech: float | None = None
         if self.params.timestamps != "none":  # who wants to know when also wants to know whether
             no_speech = yield from self._hear_silence()
-        prompt = self._prompt()
+        prompt, tried = self._prompt(), list[Heard]()
         for temperature in self.params.temperature:
             heard = self._read((yield self._question(prompt, temperature)), temperature)
             if self._is_doubtful(heard) and no_speech is None and self.params.no_speech_threshold is not None:
@@ -110,8 +111,10 @@ class Listener:
             if self._is_silence(heard):
                 return heard.without_text()
             if not (self._is_doubtful(heard) or self._is_repetitive(heard)):
-                break
-        return heard
+                return heard
+            tried.append(heard)
+        plain = [heard for heard in tried if not self._is_repetitive(heard)]
+        return max(plain or tried, key=lambda heard: heard.avg_logprob)
 
     def _hear_silence(self) -> Generator[Question, Answer, float]:
         """How likely nothing is said."""

@@ -1,0 +1,74 @@
+"""The same by others, for `speech.py`, in an environment that has them. Prints one line of JSON.
+
+python benchmarks/speech_peers.py faster-whisper DIRECTORY float32|int8 FILE ...
+python benchmarks/speech_peers.py transformers DIRECTORY FILE ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from faster_whisper.audio import decode_audio  # of both: files are read by the same library as ours
+
+_THREADS = 2
+_WARMING = np.tile(np.float32([0.0, 0.1]), 8000)
+
+
+def main() -> None:
+    program, directory, *rest = sys.argv[1:]
+    hear = (
+        _faster_whisper(directory, rest.pop(0)) if program == "faster-whisper" else _transformers(directory)
+    )
+    hear(_WARMING)
+    started = time.perf_counter()
+    samples = [decode_audio(file) for file in rest]
+    heard = [hear(each) for each in samples]
+    seconds = time.perf_counter() - started
+    summary = {
+        "seconds": seconds,
+        "audio": sum(len(each) for each in samples) / 16_000,
+        "texts": [text for text, _ in heard],
+        "ends": [ends for _, ends in heard],
+    }
+    print(json.dumps(summary))
+
+
+def _faster_whisper(directory: str, precision: str) -> Any:
+    from faster_whisper import WhisperModel  # noqa: PLC0415 - only one of the two is wanted
+
+    model = WhisperModel(directory, device="cpu", compute_type=precision, cpu_threads=_THREADS)
+
+    def hear(samples: np.ndarray) -> tuple[str, list[float]]:
+        segments, _ = model.transcribe(samples, language="en", beam_size=1, temperature=0)
+        found = list(segments)
+        return "".join(segment.text for segment in found).strip(), [segment.end for segment in found]
+
+    return hear
+
+
+def _transformers(directory: str) -> Any:
+    import torch  # noqa: PLC0415 - as above
+    import transformers  # noqa: PLC0415
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(_THREADS)
+    recognize = transformers.pipeline(
+        "automatic-speech-recognition",
+        model=transformers.WhisperForConditionalGeneration.from_pretrained(directory, dtype=torch.float32),
+        tokenizer=transformers.AutoTokenizer.from_pretrained(directory),
+        feature_extractor=transformers.WhisperFeatureExtractor(),
+    )
+
+    def hear(samples: np.ndarray) -> tuple[str, list[float]]:
+        found = recognize(samples, return_timestamps=True)
+        return found["text"].strip(), [chunk["timestamp"][1] or 0.0 for chunk in found["chunks"]]
+
+    return hear
+
+
+if __name__ == "__main__":
+    main()
