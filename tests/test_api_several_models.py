@@ -129,7 +129,11 @@ async def test_one_model_that_cannot_do_it(path: str) -> None:
     llm = FakeLLM(names=("pooler",), tasks=("embed", "score"))
     reply = await Client(llm).post(path, BODIES[path])
     assert reply.status == 400
-    assert "its tasks are embed, score. No model here can." in reply.error["message"]
+    message = "No model here can do this. The tasks are of 'pooler' embed, score."
+    assert reply.error["message"] == message
+    client = Client([llm, FakeLLM(names=("ear",), tasks=("transcription",))])
+    reply = await client.post(path, BODIES[path])
+    assert reply.error["message"] == f"{message[:-1]}; of 'ear' transcription."
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ class _Server:
         self._serving = True
         args, seconds = self.server_args, time.monotonic() - started
         names = ",".join(llm.config.model.served_model_names[0] for llm in llms)
-        precisions = ", ".join(llm.model.precision for llm in llms)
+        precisions = "; ".join(llm.model.precision for llm in llms)
         log.info(
             "serving %s on %s (%s; ready in %.1f s)", names, describe(listener, args), precisions, seconds
         )

@@ -80,15 +80,23 @@ class ServedModels:
         if service is None:
             raise model_not_found(name or "")
         if service not in among:
-            raise _cannot(service, among)
+            raise _cannot(service, among) if among else _nobody_can(self.services)
         return service
 
 
 def _cannot(service: Service, able: Collection[Service]) -> InvalidRequestError:
-    others = ", ".join(repr(other.model_names[0]) for other in able)
-    here = f"Here these can: {others}." if others else "No model here can."
+    others = ", ".join(shown(other.model_names[0]) for other in able)
     return InvalidRequestError(
-        f"The model {shown(service.model_names[0])} cannot do this: its tasks are "
-        f"{', '.join(service.llm.model.tasks)}. {here}",
+        f"The model {shown(service.model_names[0])} cannot do this: its tasks are {_tasks_of(service)}. "
+        f"Here these can: {others}.",
         parameter="model",
     )
+
+
+def _nobody_can(services: Sequence[Service]) -> InvalidRequestError:
+    tasks = "; ".join(f"of {shown(service.model_names[0])} {_tasks_of(service)}" for service in services)
+    return InvalidRequestError(f"No model here can do this. The tasks are {tasks}.", parameter="model")
+
+
+def _tasks_of(service: Service) -> str:
+    return ", ".join(service.llm.model.tasks)
