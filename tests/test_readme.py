@@ -72,7 +72,7 @@ def test_the_examples_of_the_features() -> None:
 
 
 def test_the_example_of_http(server: ServedModel) -> None:
-    (command,) = blocks("console", (ROOT / "docs" / "http.md").read_text())
+    command, *_ = blocks("console", (ROOT / "docs" / "http.md").read_text())
     answer = json.loads(run(["bash", "-c", command.replace("http://127.0.0.1:8000", server.url)]))
     person = json.loads(answer["choices"][0]["message"]["content"])
     assert person["age"] == 42

@@ -7,8 +7,8 @@ reads the name in the request first. Weighed were:
 - Handlers that know all models and choose once they have read the request. A body is then read once, but each
   handler of each API has to choose, and to look up what a model has (parsers, defaults, templates).
 - An application per model, behind another one. The limits, keys and responses would have to be shared anyway.
-- This: a name is decoded (0.3 ms per megabyte) from a body that the handler reads again. Only servers of
-  several models pay for that.
+- This: a name is decoded (in 0.3 to 2 ms per megabyte) from a body that the handler reads again. Only servers
+  of several models pay for that.
 
 What is no JSON (a form, a websocket) names its model in a way of its own. Such a route is not one of
 `ModelRoutes`: one handler for all models reads the name, asks `ServedModels.pick` for the model, and leaves
@@ -40,7 +40,7 @@ __all__ = ["Handler", "ModelRoutes", "RouteTable", "hand_over"]
 Handler = Callable[[], Awaitable["Response"]]
 
 _LARGE_BODY = 2**18
-"""Bytes of JSON that are searched in a thread: from here on it takes more than a tenth of a millisecond."""
+"""Bytes of JSON that are searched in a thread: from here on it may take more than half a millisecond."""
 
 
 @attrs.frozen
