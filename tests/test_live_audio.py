@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trioserve.audio.live import LiveWindows, Pcm16Decoder
+from trioserve.audio.turns import TurnDetector, TurnEnd, TurnStart
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,3 +127,48 @@ def test_samples_of_any_rate(rate: int, step: int) -> None:
 def test_half_a_sample_is_refused() -> None:
     with pytest.raises(ValueError, match="multiple"):
         Pcm16Decoder(RATE).decode(b"\0\0\0")
+
+
+def turns_of(samples: NDArray[np.float32], step: int, **options: float) -> list[tuple[float, float]]:
+    """(where it begins, where it ends) of each turn, in seconds; what is let through must be that."""
+    detector = TurnDetector(**({"threshold": 0.5, "padding": 0.3, "silence": 0.5} | options))
+    starts, ends, passed = [], [], []
+    for start in range(0, len(samples), step):
+        for part in detector.push(samples[start : start + step]):
+            match part:
+                case TurnStart(at):
+                    starts.append(at)
+                case TurnEnd(at):
+                    ends.append(at)
+                    assert np.array_equal(np.concatenate(passed), samples[starts[-1] : at])
+                    passed.clear()
+                case _:
+                    passed.append(part)
+    rest = np.concatenate([*passed, detector.finish()])
+    if len(starts) > len(ends):
+        ends.append(starts[-1] + len(rest))
+    return [(start / RATE, end / RATE) for start, end in zip(starts, ends, strict=True)]
+
+
+@pytest.mark.parametrize("step", [100, 1600, 10**7])
+def test_turns(step: int) -> None:
+    samples = sound(0, 2.0, 1.0, 0.3, 1.0, 0.6, 0.04, 2.0, 0.5)
+    turns = turns_of(samples, step)
+    # A pause of 0.3 s ends none, and a click of 0.04 s is none.
+    assert [time for turn in turns for time in turn] == pytest.approx([1.7, 4.8, 6.64, 7.44])
+
+
+def test_a_turn_that_goes_on() -> None:
+    assert turns_of(sound(0, 1.0, 1.0), 1600)[0] == pytest.approx((0.7, 2.0))
+
+
+def test_a_turn_needs_to_be_loud() -> None:
+    assert turns_of(sound(0, 1.0, 1.0, loud=0.015), 1600) == []
+    assert len(turns_of(sound(0, 1.0, 1.0, loud=0.015), 1600, threshold=0.1)) == 1
+
+
+def test_a_room_may_be_noisy() -> None:
+    samples = sound(0, 2.0, 1.0, 2.0, 1.0, 2.0)
+    samples += np.random.default_rng(1).normal(0, 0.02, len(samples)).astype(np.float32)
+    turns = turns_of(samples, 1600)
+    assert [round(start, 1) for start, _ in turns[-2:]] == [1.7, 4.7]

@@ -272,6 +272,40 @@ async def test_a_session_in_an_update_is_openais(world: Any) -> None:
         assert (await session.heard())["error"]["code"] == "input_audio_buffer_commit_empty"
 
 
+async def test_the_server_ends_turns(world: Any) -> None:
+    """Where it was asked to, and goes on with it when other settings change."""
+    async with world() as opened:
+        session = await opened.open("?intent=transcription", model=None)
+        detection = {"type": "server_vad", "silence_duration_ms": 400, "prefix_padding_ms": 200}
+        for settings in ({"turn_detection": detection}, {"transcription": {"language": "en"}}):
+            audio = {"input": settings | {"format": {"type": "audio/pcm", "rate": 16_000}}}
+            await session.say("session.update", session={"type": "transcription", "audio": audio})
+            told = (await session.heard())["session"]["audio"]["input"]["turn_detection"]
+            assert told == detection | {"threshold": 0.5}
+        await session.append(pcm(0, 1.0, 1.0, 1.0, 0.5, 1.0))
+        events = [await session.heard() for _ in range(10)]
+        by_kind: dict[str, list[dict[str, Any]]] = {}
+        for event in events:
+            by_kind.setdefault(event["type"].rpartition(".")[2], []).append(event)
+        assert [event["audio_start_ms"] for event in by_kind["speech_started"]] == [800, 2800]
+        assert [event["audio_end_ms"] for event in by_kind["speech_stopped"]] == [2400, 3900]
+        assert [event["transcript"] for event in by_kind["completed"]] == ["word0", "word1"]
+        for kind in by_kind.values():
+            assert [event["item_id"] for event in kind] == [
+                event["item_id"] for event in by_kind["committed"]
+            ]
+        seconds = [len(add.audio.samples) / 64_000 for add in opened.hearing.text_questions]
+        assert seconds == pytest.approx([1.6, 1.1])
+        await session.commit()
+        assert (await session.heard())["error"]["code"] == "input_audio_buffer_commit_empty"
+        audio = {"input": {"turn_detection": None}}
+        await session.say("session.update", session={"type": "transcription", "audio": audio})
+        assert (await session.heard())["session"]["audio"]["input"]["turn_detection"] is None
+        await session.append(pcm(0.5, 1.0))
+        await session.commit()
+        assert (await session.heard())["type"] == "input_audio_buffer.committed"
+
+
 async def test_what_was_said_can_be_taken_back(world: Any) -> None:
     async with world() as opened:
         session = await opened.open("?intent=transcription", model=None)
@@ -292,7 +326,11 @@ async def test_what_was_said_can_be_taken_back(world: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "param"),
     [
-        ({"turn_detection": {"type": "server_vad"}}, "session.audio.input.turn_detection"),
+        ({"turn_detection": {"type": "semantic_vad"}}, "session.audio.input.turn_detection.type"),
+        (
+            {"turn_detection": {"type": "server_vad", "silence_duration_ms": -1}},
+            "session.audio.input.turn_detection.silence_duration_ms",
+        ),
         ({"noise_reduction": {"type": "near_field"}}, "session.audio.input.noise_reduction"),
         ({"format": {"type": "audio/pcmu"}}, "session.audio.input.format.type"),
         ({"format": {"type": "audio/pcm", "rate": 7999}}, "session.audio.input.format.rate"),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["LiveWindows", "Pcm16Decoder"]
+__all__ = ["FRAME", "LiveWindows", "Pcm16Decoder", "loudness_of", "num_frames"]
 
 
 class Pcm16Decoder:
@@ -59,7 +59,7 @@ def _open_resampler() -> av.AudioResampler:
     return av.AudioResampler(format="fltp", layout="mono", rate=SAMPLING_RATE)
 
 
-_FRAME = SAMPLING_RATE // 50
+FRAME = SAMPLING_RATE // 50
 """Samples whose loudness is looked at: 20 ms."""
 
 _SILENCE = 1e-3
@@ -81,18 +81,26 @@ _AROUND = 5
 """Frames that are compared for the quietest point."""
 
 
-def _frames(seconds: float) -> int:
-    return round(seconds * SAMPLING_RATE / _FRAME)
+def num_frames(seconds: float) -> int:
+    """In so many seconds."""
+    return round(seconds * SAMPLING_RATE / FRAME)
 
 
-_MOST = _frames(MAX_AUDIO_SECONDS)
+def loudness_of(samples: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[frames that are whole]: the root of each one's mean square."""
+    count = len(samples) // FRAME
+    frames = samples[: count * FRAME].reshape(count, FRAME)
+    return np.asarray(np.sqrt(np.square(frames, dtype=np.float64).mean(axis=1)))
+
+
+_MOST = num_frames(MAX_AUDIO_SECONDS)
 
 
 def _least_pauses() -> NDArray[np.float64]:
     """[frames of the longest window]: how many frames of quiet, up to and with this one, end a window."""
     least = np.full(_MOST, np.inf)
     for seconds, pause in _PAUSES:
-        least[_frames(seconds) :] = _frames(pause)
+        least[num_frames(seconds) :] = num_frames(pause)
     return least
 
 
@@ -132,33 +140,30 @@ class LiveWindows:
 
     def _append(self, samples: NDArray[np.float32]) -> None:
         self._samples = np.concatenate((self._samples, samples))
-        known = len(self._loudness) * _FRAME
-        num_new = (len(self._samples) - known) // _FRAME
-        frames = self._samples[known : known + num_new * _FRAME].reshape(num_new, _FRAME)
-        loudness = np.sqrt(np.square(frames, dtype=np.float64).mean(axis=1))
-        self._loudness = np.concatenate((self._loudness, loudness))
+        new = loudness_of(self._samples[len(self._loudness) * FRAME :])
+        self._loudness = np.concatenate((self._loudness, new))
 
     def _find_cut(self) -> int:
         """Samples until the first pause that ends a window; 0 if there is none yet."""
         loudness = self._loudness[:_MOST]
-        if len(loudness) <= _frames(_PAUSES[0][0]):
+        if len(loudness) <= num_frames(_PAUSES[0][0]):
             return 0
         quiet = loudness < max(_SILENCE, _QUIET * np.percentile(loudness, 90))
         places = np.arange(len(loudness))
         pauses = places - np.maximum.accumulate(np.where(quiet, -1, places))  # how many were quiet up to here
         ends = np.flatnonzero(pauses >= _LEAST_PAUSE[: len(loudness)])
         if len(ends):
-            return int(ends[0] + 1 - pauses[ends[0]] // 2) * _FRAME
-        return self._quietest() * _FRAME if len(loudness) == _MOST else 0
+            return int(ends[0] + 1 - pauses[ends[0]] // 2) * FRAME
+        return self._quietest() * FRAME if len(loudness) == _MOST else 0
 
     def _quietest(self) -> int:
         """The frame in whose surroundings the end of the longest window is quietest."""
-        last = self._loudness[_MOST - _frames(_SEARCH) : _MOST]
+        last = self._loudness[_MOST - num_frames(_SEARCH) : _MOST]
         around = np.convolve(last, np.ones(_AROUND), "valid")
         return _MOST - len(last) + int(np.argmin(around)) + _AROUND // 2
 
     def _cut(self, end: int) -> Iterator[NDArray[np.float32]]:
         window, self._samples = self._samples[:end], self._samples[end:].copy()
-        loudness, self._loudness = self._loudness[: end // _FRAME], self._loudness[end // _FRAME :]
+        loudness, self._loudness = self._loudness[: end // FRAME], self._loudness[end // FRAME :]
         if loudness.max(initial=0.0) >= _SILENCE:
             yield window

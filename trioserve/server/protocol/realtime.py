@@ -12,9 +12,10 @@ from trioserve.errors import InvalidRequestError
 from trioserve.server.protocol.json_depth import check_json_depth
 from trioserve.server.protocol.lists import shorten
 from trioserve.server.protocol.reading import Problem, RequestReader
-from trioserve.validators import integer, reject
+from trioserve.validators import integer, number, reject
 
 __all__ = [
+    "AS_BEFORE",
     "AudioAppend",
     "AudioClear",
     "AudioCommit",
@@ -22,6 +23,7 @@ __all__ = [
     "EventError",
     "SessionUpdate",
     "TranscriptionSession",
+    "TurnDetection",
     "read_event",
 ]
 
@@ -62,11 +64,30 @@ def _null(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
         raise reject(attribute, value, "null: it is not supported")
 
 
+def _milliseconds(default: int, most: int) -> Any:
+    allowed = f"an integer from 0 to {most}, milliseconds"
+    return attrs.field(default=default, validator=integer(allowed, least=0, most=most))
+
+
+@attrs.frozen(kw_only=True)
+class TurnDetection:
+    """The server ends what is said, where a pause is long enough."""
+
+    type: Literal["server_vad"] = "server_vad"
+    threshold: float = attrs.field(default=0.5, validator=number("a number from 0 to 1", least=0, most=1))
+    prefix_padding_ms: int = _milliseconds(300, 2000)
+    silence_duration_ms: int = _milliseconds(500, 10_000)
+
+
+AS_BEFORE = TurnDetection()
+"""This very object: nothing was said of it. (Null says that there is to be none.)"""
+
+
 @attrs.frozen(kw_only=True)
 class InputAudio:
     format: AudioFormat | None = None
     transcription: InputTranscription | None = None
-    turn_detection: dict[str, Any] | None = attrs.field(default=None, validator=_null)
+    turn_detection: TurnDetection | None = AS_BEFORE
     noise_reduction: dict[str, Any] | None = attrs.field(default=None, validator=_null)
 
 

@@ -20,6 +20,8 @@ __all__ = [
     "SessionCreated",
     "SessionState",
     "SessionUpdated",
+    "SpeechStarted",
+    "SpeechStopped",
     "TokenUsage",
     "TranscriptionDelta",
     "TranscriptionDone",
@@ -88,6 +90,22 @@ class SessionUpdated:
     type: Literal["session.updated"] = "session.updated"
     event_id: str
     session: SessionState
+
+
+@attrs.frozen(kw_only=True)
+class SpeechStarted:
+    type: Literal["input_audio_buffer.speech_started"] = "input_audio_buffer.speech_started"
+    event_id: str
+    audio_start_ms: int
+    item_id: str
+
+
+@attrs.frozen(kw_only=True)
+class SpeechStopped:
+    type: Literal["input_audio_buffer.speech_stopped"] = "input_audio_buffer.speech_stopped"
+    event_id: str
+    audio_end_ms: int
+    item_id: str
 
 
 @attrs.frozen(kw_only=True)

@@ -16,6 +16,8 @@ from trioserve.server.protocol.realtime_events import (
     OpenAIErrorDetail,
     SessionState,
     SessionUpdated,
+    SpeechStarted,
+    SpeechStopped,
     TokenUsage,
     TranscriptionDelta,
     TranscriptionDone,
@@ -34,6 +36,8 @@ class Dialect(Protocol):
     """Each returns the event that says it; None where there is none."""
 
     def updated(self, session: SessionState) -> object | None: ...
+    def started(self, item: Item, milliseconds: int) -> object | None: ...
+    def stopped(self, item: Item, milliseconds: int) -> object | None: ...
     def committed(self, item: Item, previous: Item | None) -> object | None: ...
     def cleared(self) -> object | None: ...
     def delta(self, item: Item, text: str) -> object | None: ...
@@ -47,6 +51,12 @@ class VllmDialect:
     """Audio is taken once the client has said for which model it is."""
 
     def updated(self, session: SessionState) -> None:
+        return None
+
+    def started(self, item: Item, milliseconds: int) -> None:
+        return None
+
+    def stopped(self, item: Item, milliseconds: int) -> None:
         return None
 
     def committed(self, item: Item, previous: Item | None) -> None:
@@ -80,6 +90,12 @@ class OpenAIDialect:
     def updated(self, session: SessionState) -> SessionUpdated:
         return SessionUpdated(event_id=make_id("event"), session=session)
 
+    def started(self, item: Item, milliseconds: int) -> SpeechStarted:
+        return SpeechStarted(event_id=make_id("event"), audio_start_ms=milliseconds, item_id=item.id)
+
+    def stopped(self, item: Item, milliseconds: int) -> SpeechStopped:
+        return SpeechStopped(event_id=make_id("event"), audio_end_ms=milliseconds, item_id=item.id)
+
     def committed(self, item: Item, previous: Item | None) -> AudioCommitted:
         previous_id = None if previous is None else previous.id
         return AudioCommitted(event_id=make_id("event"), item_id=item.id, previous_item_id=previous_id)
@@ -91,7 +107,7 @@ class OpenAIDialect:
         return ItemDelta(event_id=make_id("event"), item_id=item.id, delta=text)
 
     def done(self, item: Item) -> ItemCompleted:
-        usage = DurationUsage(seconds=math.ceil(item.seconds))
+        usage = DurationUsage(seconds=math.ceil(round(item.seconds, 2)))
         return ItemCompleted(event_id=make_id("event"), item_id=item.id, transcript=item.text, usage=usage)
 
     def failed(self, item: Item, failure: Failure) -> ItemFailed:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
-import numpy as np
 import trio
-from numpy.typing import NDArray
 
-from trioserve.audio.live import LiveWindows, Pcm16Decoder
 from trioserve.audio.speech import Speech
 from trioserve.errors import TrioserveError
 from trioserve.server.errors import describe
@@ -24,9 +22,11 @@ from trioserve.server.protocol.realtime import (
     SessionUpdate,
     read_event,
 )
-from trioserve.server.realtime.dialects import OpenAIDialect, VllmDialect
-from trioserve.server.realtime.item import Item
-from trioserve.server.realtime.settings import SessionSettings
+from trioserve.server.realtime.dialects import OpenAIDialect
+from trioserve.server.realtime.intake import Commit, Intake, Window
+
+if TYPE_CHECKING:
+    from trioserve.server.realtime.settings import SessionSettings
 
 __all__ = ["Ending", "Peer", "RealtimeSession"]
 
@@ -54,22 +54,6 @@ class Peer:
     send: Callable[[str], Awaitable[None]]
 
 
-@attrs.frozen
-class _Window:
-    """To be heard."""
-
-    item: Item
-    samples: NDArray[np.float32]
-    settings: SessionSettings
-
-
-@attrs.frozen
-class _Commit:
-    """All of an item was heard."""
-
-    item: Item
-
-
 class RealtimeSession:
     """Takes audio, and tells its text: of each window as soon as it was cut, and of an item when it is
     committed.
@@ -95,17 +79,11 @@ class RealtimeSession:
           reading: of the threads that read large events.
         """
         self._peer = peer
-        self._settings = settings
+        self._intake = Intake(settings)
         self._draining = draining
         self._idle_timeout = idle_timeout
         self._max_json_depth = max_json_depth
-        self._dialect: VllmDialect | OpenAIDialect = OpenAIDialect() if settings.is_openai else VllmDialect()
-        self._windows = LiveWindows()
-        self._decoder = Pcm16Decoder(settings.rate)
-        self._item = Item()
-        self._previous: Item | None = None
-        self._unsent: list[_Window | _Commit] = []
-        self._to_hear, self._jobs = trio.open_memory_channel[_Window | _Commit](_MAX_JOBS)
+        self._to_hear, self._jobs = trio.open_memory_channel[Window | Commit](_MAX_JOBS)
         self._is_hearing = False
         self._listening = trio.CancelScope()
         self._reading = reading
@@ -113,7 +91,7 @@ class RealtimeSession:
     async def run(self) -> Ending:
         """Until the client leaves, which cancels this; until the server drains, when what was said by then is
         still heard; or until the session is idle for too long."""
-        await self._tell(self._settings.created())
+        await self._tell(self._intake.settings.created())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_when_draining)
             ending = await self._listen_and_hear()
@@ -131,8 +109,9 @@ class RealtimeSession:
             with self._listening:
                 await self._listen()
                 ending = Ending.IDLE
-            if self._item.seconds:
-                await self._commit()
+            self._intake.cut_rest()
+            if self._intake.item.seconds:
+                self._intake.commit()
             await self._deliver()
         return ending
 
@@ -144,7 +123,7 @@ class RealtimeSession:
             try:
                 await self._take(await self._read(message))
             except EventError as error:
-                await self._tell(self._dialect.error(error))
+                await self._tell(self._intake.dialect.error(error))
 
     async def _next_message(self) -> str | bytes | None:
         while True:
@@ -163,87 +142,48 @@ class RealtimeSession:
     async def _take(self, event: ClientEvent) -> None:
         match event:
             case SessionUpdate():
-                await self._update(event)
+                self._intake.update(self._intake.settings.updated(event))
             case AudioAppend():
+                self._check_ready(event)
                 await self._append(event)
             case AudioCommit():
-                await self._take_commit(event)
+                self._check_ready(event)
+                self._commit(event)
             case AudioClear():
-                await self._clear()
-
-    async def _update(self, event: SessionUpdate) -> None:
-        settings = self._settings.updated(event)
-        if event.session is not None:
-            self._dialect = OpenAIDialect()
-        if settings.rate != self._settings.rate:
-            self._cut(self._decoder.finish())
-            self._decoder = Pcm16Decoder(settings.rate)
-        self._settings = settings
+                self._intake.clear()
         await self._deliver()
-        await self._tell(self._dialect.updated(settings.state()))
 
     async def _append(self, event: AudioAppend) -> None:
-        self._check_ready(event)
         if len(event.audio) < _LARGE_EVENT:
-            self._take_audio(event)
+            self._intake.append(event)
         else:
-            await trio.to_thread.run_sync(self._take_audio, event, limiter=self._reading)
-        await self._deliver()
+            await trio.to_thread.run_sync(self._intake.append, event, limiter=self._reading)
 
-    def _take_audio(self, event: AudioAppend) -> None:
-        data = event.samples()
-        self._item.seconds += len(data) / 2 / self._settings.rate
-        self._cut(self._decoder.decode(data))
-
-    async def _take_commit(self, event: AudioCommit) -> None:
-        self._check_ready(event)
-        if isinstance(self._dialect, OpenAIDialect):
-            if not self._item.seconds:
-                message = "There is no audio to commit."
-                raise EventError("input_audio_buffer_commit_empty", message, None, event.event_id)
-            await self._tell(self._dialect.committed(self._item, self._previous))
-            await self._commit()
-        elif event.final:
-            await self._commit()
+    def _commit(self, event: AudioCommit) -> None:
+        """vLLM's ends an item only if it is final; OpenAI's always does."""
+        intake = self._intake
+        if not isinstance(intake.dialect, OpenAIDialect):
+            (intake.commit if event.final else intake.cut_rest)()
+        elif intake.item.seconds:
+            intake.commit()
         else:
-            self._cut_rest()
-            await self._deliver()
-
-    async def _clear(self) -> None:
-        self._item.is_over = True
-        self._item = Item()
-        self._windows.clear()
-        self._decoder = Pcm16Decoder(self._settings.rate)
-        await self._tell(self._dialect.cleared())
+            message = "There is no audio to commit."
+            raise EventError("input_audio_buffer_commit_empty", message, None, event.event_id)
 
     def _check_ready(self, event: AudioAppend | AudioCommit) -> None:
-        if self._dialect.needs_model and not self._settings.is_model_said:
+        if self._intake.dialect.needs_model and not self._intake.settings.is_model_said:
             message = "The model must be said first, by a session.update."
             raise EventError("model_not_validated", message, "model", event.event_id)
 
-    # From samples to windows
-
-    def _cut(self, samples: NDArray[np.float32]) -> None:
-        self._unsent += [
-            _Window(self._item, window, self._settings) for window in self._windows.push(samples)
-        ]
-
-    def _cut_rest(self) -> None:
-        self._cut(self._decoder.finish())
-        self._unsent += [_Window(self._item, window, self._settings) for window in self._windows.finish()]
-
-    async def _commit(self) -> None:
-        """End the item, and begin another one."""
-        self._cut_rest()
-        self._unsent.append(_Commit(self._item))
-        self._previous, self._item = self._item, Item()
-        await self._deliver()
-
     async def _deliver(self) -> None:
-        """Hand over what is to be heard. What a cancellation leaves is handed over the next time."""
-        while self._unsent:
-            await self._to_hear.send(self._unsent[0])
-            del self._unsent[0]
+        """Tell what is to be told, and hand over what is to be heard. What a cancellation leaves of these is
+        handed over the next time."""
+        untold, unheard = self._intake.untold, self._intake.unheard
+        while untold:
+            await self._tell(untold.pop(0))
+        while unheard:
+            await self._to_hear.send(unheard[0])
+            del unheard[0]
 
     # From windows to text
 
@@ -252,20 +192,20 @@ class RealtimeSession:
             self._is_hearing = True
             if job.item.is_over:
                 pass
-            elif isinstance(job, _Commit):
-                await self._tell(self._dialect.done(job.item))
+            elif isinstance(job, Commit):
+                await self._tell(self._intake.dialect.done(job.item))
             else:
                 await self._hear(job)
             self._is_hearing = False
 
-    async def _hear(self, window: _Window) -> None:
+    async def _hear(self, window: Window) -> None:
         try:
             await self._transcribe(window)
         except TrioserveError as error:
             window.item.is_over = True
-            await self._tell(self._dialect.failed(window.item, describe(error)))
+            await self._tell(self._intake.dialect.failed(window.item, describe(error)))
 
-    async def _transcribe(self, window: _Window) -> None:
+    async def _transcribe(self, window: Window) -> None:
         item, settings = window.item, window.settings
         params = settings.params(item.language)
         async with settings.service.llm.transcribe(Speech(window.samples), params) as stream:
@@ -273,7 +213,7 @@ class RealtimeSession:
                 # Of a window that has ended; until then its text may be thrown away.
                 text = item.say("".join(segment.text for segment in update.segments))
                 if text and not item.is_over:
-                    await self._tell(self._dialect.delta(item, text))
+                    await self._tell(self._intake.dialect.delta(item, text))
             result = stream.result
         item.language = result.language
         item.num_prompt_tokens += result.num_prompt_tokens

@@ -11,12 +11,14 @@ from trioserve.errors import InvalidRequestError
 from trioserve.frontend.transcription_params import TranscriptionParams
 from trioserve.server.errors import ApiError
 from trioserve.server.protocol.realtime import (
+    AS_BEFORE,
     AudioFormat,
     EventError,
     InputAudio,
     InputTranscription,
     SessionAudio,
     SessionUpdate,
+    TurnDetection,
 )
 from trioserve.server.protocol.realtime_events import SessionCreated, SessionState
 from trioserve.server.realtime.item import make_id
@@ -44,6 +46,8 @@ class SessionSettings:
     language: str | None = None
     prompt: str = ""
     keywords: Sequence[str] = ()
+    turn_detection: TurnDetection | None = None
+    """None: the client ends what is said."""
 
     @classmethod
     def begin(cls, models: ServedModels, name: str | None, *, is_openai: bool) -> SessionSettings:
@@ -67,9 +71,12 @@ class SessionSettings:
         """
         given, told = event.session, _told(event)
         settings = self if given is None or self.is_openai else self._as_openai()
+        audio = _input(event) or InputAudio()
+        is_as_before = audio.turn_detection is AS_BEFORE
         settings = attrs.evolve(
             settings._with_model(told.model, event.event_id),
-            rate=settings.rate if (format_ := _format(event)) is None else format_.rate,
+            rate=settings.rate if audio.format is None else audio.format.rate,
+            turn_detection=self.turn_detection if is_as_before else audio.turn_detection,
             language=self.language if told.language is None else told.language or None,
             prompt=self.prompt if told.prompt is None else told.prompt,
             keywords=self.keywords if told.keywords is None else told.keywords,
@@ -116,7 +123,11 @@ class SessionSettings:
             prompt=self.prompt,
             keywords=list(self.keywords) or None,
         )
-        audio = InputAudio(format=AudioFormat(rate=self.rate), transcription=transcription)
+        audio = InputAudio(
+            format=AudioFormat(rate=self.rate),
+            transcription=transcription,
+            turn_detection=self.turn_detection,
+        )
         return SessionState(id=self.session_id, type="transcription", audio=SessionAudio(input=audio))
 
     def created(self) -> SessionCreated:
@@ -133,10 +144,10 @@ def _told(event: SessionUpdate) -> InputTranscription:
     """vLLM's event in OpenAI's words, or OpenAI's."""
     if event.session is None:
         return InputTranscription(model=event.model, language=event.language, prompt=event.prompt)
-    audio = event.session.audio and event.session.audio.input
+    audio = _input(event)
     return (audio and audio.transcription) or InputTranscription()
 
 
-def _format(event: SessionUpdate) -> AudioFormat | None:
-    audio = event.session and event.session.audio and event.session.audio.input
-    return audio.format if audio else None
+def _input(event: SessionUpdate) -> InputAudio | None:
+    audio = event.session and event.session.audio
+    return audio.input if audio else None
