@@ -3,9 +3,10 @@
     python benchmarks/speech.py --peer-python VENV/bin/python --clip talk.wav
 
 Ten sentences are spoken by espeak-ng (which must be there), one by one and all as one audio; `--clip` adds
-files of your own. Each program is a process of its own with two threads and greedy decoding; every round runs
-all of them. Prints, per program and load, seconds of audio per second, the word error rate, and how far the
-segments' ends are from those of transformers.
+files of your own. Each program is a process of its own with two threads and greedy decoding; transformers
+runs twice, the second time with the five beams that its pipeline has by itself. Every round runs all of them.
+Prints, per program and load, seconds of audio per second, the word error rate, and how far the segments' ends
+are from those of transformers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def _compare(
         "trioserve": own,
         "faster-whisper float32": [*peer, "faster-whisper", args.ctranslate2, "float32"],
         "faster-whisper int8": [*peer, "faster-whisper", args.ctranslate2, "int8"],
-        "transformers": [*peer, "transformers", directory],
+        "transformers": [*peer, "transformers", directory, "1"],
+        "transformers, 5 beams": [*peer, "transformers", directory, "5"],
     }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in commands}
     for _ in range(args.rounds):

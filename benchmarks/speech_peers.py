@@ -20,8 +20,11 @@ _WARMING = np.tile(np.float32([0.0, 0.1]), 8000)
 
 def main() -> None:
     program, directory, *rest = sys.argv[1:]
+    option = rest.pop(0)
     hear = (
-        _faster_whisper(directory, rest.pop(0)) if program == "faster-whisper" else _transformers(directory)
+        _faster_whisper(directory, option)
+        if program == "faster-whisper"
+        else _transformers(directory, int(option))
     )
     hear(_WARMING)
     started = time.perf_counter()
@@ -50,7 +53,7 @@ def _faster_whisper(directory: str, precision: str) -> Any:
     return hear
 
 
-def _transformers(directory: str) -> Any:
+def _transformers(directory: str, beams: int) -> Any:
     import torch  # noqa: PLC0415 - as above
     import transformers  # noqa: PLC0415
 
@@ -64,7 +67,7 @@ def _transformers(directory: str) -> Any:
     )
 
     def hear(samples: np.ndarray) -> tuple[str, list[float]]:
-        found = recognize(samples, return_timestamps=True)
+        found = recognize(samples, return_timestamps=True, generate_kwargs={"num_beams": beams})
         return found["text"].strip(), [chunk["timestamp"][1] or 0.0 for chunk in found["chunks"]]
 
     return hear
