@@ -155,3 +155,20 @@ def test_offline(clip: bytes, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="file must be WAV"):
             llm.transcribe([clip, b"no audio"], use_tqdm=False)
         assert llm.transcribe(clip, use_tqdm=False)[0].segments
+
+
+def test_words_have_times(client: openai.OpenAI, clip: bytes) -> None:
+    found = client.audio.transcriptions.create(
+        file=("clip.wav", clip),
+        model=MODEL,
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+    )
+    assert found.words is not None
+    assert " ".join(word.word for word in found.words) == BECKETT
+    times = [time for word in found.words for time in (word.start, word.end)]
+    assert times == sorted(times)
+    assert found.segments is None
+    (ever, *_, better) = found.words
+    assert ever.start < 1.5
+    assert 7.5 < better.start < better.end < 9.97

@@ -26,6 +26,7 @@ from trioserve import InvalidRequestError, OverloadedError, TranscriptionParams
 from trioserve.audio.limits import AudioLimits
 from trioserve.audio.speech import Speech
 from trioserve.errors import EngineDeadError
+from trioserve.frontend.speech_words import find_words
 from trioserve.frontend.window_run import CutShortError
 from trioserve.outputs import FinishReason
 
@@ -428,3 +429,46 @@ async def test_what_is_no_audio(hearing: Opener, tmp_path: Path) -> None:
 async def test_a_model_of_text_hears_nothing(fake: Any) -> None:
     with pytest.raises(InvalidRequestError, match="transcription"):
         fake.llm.transcribe(speech(1))
+
+
+# Words
+
+
+async def test_words_have_the_times_of_their_tokens(hearing: Opener) -> None:
+    text = ' Hi, "caf\u00e9" (no).'
+    async with hearing(said(0.0, text, 4.0)) as fake:
+        count = len(text.encode())
+        fake.fake.client.answers["align_audio"] = [index / 10 for index in range(count + 1)]
+        params = TranscriptionParams(language="en", timestamps="word")
+        async with fake.fake.llm.transcribe(speech(4), params) as stream:
+            result = await stream.finish()
+        [(_, _, _, token_ids, num_prompt_tokens)] = [
+            call for call in fake.fake.client.calls if call[0] == "align_audio"
+        ]
+        start = [TOKENS.sot, TOKENS.languages["en"], TOKENS.transcribe, TOKENS.no_timestamps]
+        assert token_ids == [*start, *text.encode()]
+        assert num_prompt_tokens == 3
+        assert [(word.word, word.start, word.end) for word in result.words] == [
+            ("Hi,", 0.0, pytest.approx(0.3)),
+            ('"caf\u00e9"', pytest.approx(0.4), pytest.approx(1.1)),
+            ("(no).", pytest.approx(1.2), pytest.approx(1.6)),
+        ]
+
+
+def test_languages_without_spaces_have_a_word_per_character() -> None:
+    from byte_tokenizer import byte_tokenizer
+
+    token_ids = list("你好。".encode())
+    times = [index / 10 for index in range(len(token_ids) + 1)]
+    words = find_words(token_ids, times, byte_tokenizer(), language="zh")
+    assert [(word.word, word.start, word.end) for word in words] == [
+        ("你", 0.0, pytest.approx(0.3)),
+        ("好。", pytest.approx(0.3), pytest.approx(0.6)),
+    ]
+
+
+async def test_silence_has_no_words(hearing: Opener) -> None:
+    async with hearing(said()) as fake:
+        params = TranscriptionParams(language="en", timestamps="word")
+        async with fake.fake.llm.transcribe(speech(4), params) as stream:
+            assert not (await stream.finish()).words

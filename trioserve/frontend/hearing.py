@@ -137,15 +137,20 @@ class Listener:
         return Question(token_ids=prompt, params=params, is_text=True)
 
     def _prompt(self) -> list[int]:
+        ids = [*self._text_before(), *self._start()]
+        return [*ids, self.tokens.no_timestamps] if self.params.timestamps == "none" else ids
+
+    def _start(self) -> list[int]:
         tokens, task = self.tokens, self.params.task
-        ids = [*self._text_before(), tokens.sot]
-        if tokens.is_multilingual:
-            assert self.language is not None
-            ids.append(tokens.languages[self.language])
-            ids.append(tokens.translate if task == "translate" else tokens.transcribe)
-        if self.params.timestamps == "none":
-            ids.append(tokens.no_timestamps)
-        return ids
+        if not tokens.is_multilingual:
+            return [tokens.sot]
+        assert self.language is not None
+        task_token = tokens.translate if task == "translate" else tokens.transcribe
+        return [tokens.sot, tokens.languages[self.language], task_token]
+
+    def before_text(self) -> list[int]:
+        """A prompt for text without timestamps."""
+        return [*self._start(), self.tokens.no_timestamps]
 
     def _text_before(self) -> list[int]:
         """Half of the context at most."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trioserve.config import EngineConfig
     from trioserve.frontend.input_processor import InputProcessor
     from trioserve.frontend.output_processor import OutputProcessor
-    from trioserve.frontend.prompts import PromptType
+    from trioserve.frontend.prompts import AudioPrompt, PromptType
     from trioserve.frontend.tokenizer import Tokenizer
     from trioserve.link.client import EngineCoreClient
     from trioserve.link.messages import AddPooling
@@ -130,6 +130,22 @@ class Requests:
             channel.place = place.hand_over()
             self.start(channel, work)
         return channel
+
+    async def align(self, prompt: AudioPrompt, token_ids: Sequence[int]) -> Sequence[float]:
+        """See `AsyncLLM.align`."""
+        if not token_ids:
+            raise InvalidRequestError("There is no token to align.", parameter="token_ids")
+        num_prompt_tokens = len(prompt.token_ids)
+        whole = attrs.evolve(prompt, token_ids=[*prompt.token_ids, *token_ids])
+        tokenized = await self.inputs.tokenize(whole)
+        assert tokenized.audio is not None
+        client = self._get_client()
+        await client.wait_room()
+        audio = tokenized.audio
+        times: list[float] = await client.call(
+            "align_audio", audio.digest, audio.samples, list(tokenized.token_ids), num_prompt_tokens
+        )
+        return times
 
     async def _make_way_for_audio(self, params: SamplingParams) -> None:
         """Wait until the engine core has read the most of what it was sent; each sequence will bring 2 MB.

@@ -26,6 +26,7 @@ from trioserve.frontend.languages import find_language
 from trioserve.frontend.requests import Requests
 from trioserve.frontend.speech_segments import cut_at_timestamps, unheard_from
 from trioserve.frontend.speech_tokens import SpeechTokens
+from trioserve.frontend.speech_words import find_words
 from trioserve.frontend.transcription_outputs import SpeechSegment, Transcription, TranscriptionUpdate
 from trioserve.frontend.window_run import CutShortError, EngineAccess, WindowRun
 from trioserve.validators import shown
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from trioserve.frontend.audio_intake import Audio, HeldSpeech
     from trioserve.frontend.hearing import Heard
     from trioserve.frontend.input_processor import Routing
+    from trioserve.frontend.transcription_outputs import SpeechWord
     from trioserve.frontend.transcription_params import TranscriptionParams
 
 __all__ = ["Transcriber", "TranscriptionStream"]
@@ -258,7 +260,7 @@ class TranscriptionStream:
             if not self._running:
                 self.release()
                 break
-            update = self._collect()
+            update = await self._collect()
             if update.text or update.segments:
                 return update
             if self._running and not self._has_something_to_do():
@@ -295,12 +297,14 @@ class TranscriptionStream:
         assert self._held is not None
         return self._held.speech.samples[start:end].tobytes()
 
-    def _collect(self) -> TranscriptionUpdate:
+    async def _collect(self) -> TranscriptionUpdate:
         """Take what there is. Text of the first window is shown as it comes, that of others once they are
-        first."""
+        first. A checkpoint only where words have to be found."""
         for run in self._running:
             run.collect(self._engine)
         first = self._running[0]
+        if self._params.timestamps == "word" and first.heard is not None and first.heard.text.strip():
+            await first.align(self._engine)
         text = self._say(first.take_text())
         segments: Sequence[SpeechSegment] = ()
         if first.heard is not None:
@@ -324,23 +328,34 @@ class TranscriptionStream:
         if rest is not None:
             left = attrs.evolve(window, start=window.start + round(rest * SAMPLING_RATE))
             self._running.appendleft(self._begin(left))
-        segments = list(self._make_segments(window, heard))
+        segments = list(self._make_segments(window, heard, run.times))
         self._segments += segments
         return segments
 
-    def _make_segments(self, window: Window, heard: Heard) -> Iterator[SpeechSegment]:
+    def _make_segments(
+        self, window: Window, heard: Heard, times: Sequence[float] | None
+    ) -> Iterator[SpeechSegment]:
         tokens, tokenizer = self._listener.tokens, self._listener.tokenizer
         pieces = cut_at_timestamps(heard.token_ids, tokens, window.duration)
+        num_before = 0
         for number, piece in enumerate(pieces, len(self._segments)):
+            spoken = [token for token in piece.token_ids if token < tokens.eot]
+            own_times = None if times is None else times[num_before : num_before + len(spoken) + 1]
+            num_before += len(spoken)
             yield SpeechSegment(
                 id=number,
                 seek=round(window.offset * 100),
                 start=window.offset + piece.start,
                 end=window.offset + piece.end,
-                text=tokenizer.decode([token for token in piece.token_ids if token < tokens.eot]),
+                text=tokenizer.decode(spoken),
                 tokens=piece.token_ids,
                 temperature=heard.temperature,
                 avg_logprob=heard.avg_logprob,
                 compression_ratio=heard.compression_ratio,
                 no_speech_prob=heard.no_speech_prob or 0.0,
+                words=() if own_times is None else self._words(window, spoken, own_times),
             )
+
+    def _words(self, window: Window, spoken: Sequence[int], times: Sequence[float]) -> list[SpeechWord]:
+        shifted = [window.offset + min(time, window.duration) for time in times]
+        return find_words(spoken, shifted, self._listener.tokenizer, language=self.language)

@@ -16,7 +16,7 @@ from trioserve.outputs import FinishReason
 from trioserve.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trioserve.audio.splitting import Window
     from trioserve.frontend.channel import OutputChannel
@@ -75,6 +75,8 @@ class WindowRun:
         self.window = window
         self.heard: Heard | None = None
         """Once it is done."""
+        self.times: Sequence[float] | None = None
+        """Seconds at which its text tokens begin, and at last where the text ends: once `align` is done."""
         self.num_prompt_tokens = self.num_generation_tokens = 0
         """Of the last question about its text."""
         self._samples = samples
@@ -85,6 +87,7 @@ class WindowRun:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs] = []
         self._eot = listener.tokens.eot
+        self._before_text = listener.before_text()
         self._shows_text_at_once = shows_text_at_once
         self._detokenizer = Detokenizer(listener.tokenizer, skip_special_tokens=True)
         self._text: list[str] = []  # that is final, and was not taken yet
@@ -105,6 +108,14 @@ class WindowRun:
         streams = self._shows_text_at_once and self._question.is_text
         self._channel = await engine.ask(self._samples, self._question, streams=streams)
         self._channel.watcher = self._watcher
+
+    async def align(self, engine: EngineAccess) -> None:
+        """Find out when the tokens of what was heard are said. A cancellation leaves it to be done again."""
+        assert self.heard is not None
+        *prompt, last = self._before_text
+        # What the decoder looks at while it reads a token is where the next one is said.
+        tokens = [last, *(token for token in self.heard.token_ids if token < self._eot)]
+        self.times = await engine.requests.align(AudioPrompt(self._samples, prompt), tokens)
 
     def collect(self, engine: EngineAccess) -> None:
         """Take what the engine has said since. Not a checkpoint.
