@@ -45,7 +45,9 @@ class PoolingTokenizer:
           InvalidRequestError: a truncation leaves no room for text.
         """
         whole = self._whole([prompt for prompt in prompts if _is_plain(prompt)])
-        texts = [next(whole) if _is_plain(prompt) else self._one(prompt) for prompt in prompts]
+        texts = [
+            self._cut(prompt, next(whole)) if _is_plain(prompt) else self._one(prompt) for prompt in prompts
+        ]
         return [
             self._pieces(prompt)
             if in_pieces and len(text.token_ids) > self._max_model_len and not isinstance(prompt, PairPrompt)
@@ -60,6 +62,13 @@ class PoolingTokenizer:
             for prompt in prompts
         ]
         return map(_to_text, self._tokenizer.backend.encode_batch_fast(inputs))
+
+    def _cut(self, prompt: Prompt, text: PoolingText) -> PoolingText:
+        """What the prompt's truncation leaves: tokenized once more only where it acts."""
+        truncation = None if isinstance(prompt, TokensPrompt) else prompt.truncation
+        if truncation is None or len(text.token_ids) <= truncation.max_tokens:
+            return text
+        return self._one(prompt)
 
     def _one(self, prompt: Prompt) -> PoolingText:
         if isinstance(prompt, TokensPrompt):
@@ -94,9 +103,7 @@ class PoolingTokenizer:
 
 
 def _is_plain(prompt: Prompt) -> bool:
-    if isinstance(prompt, TextPrompt):
-        return prompt.truncation is None and prompt.add_special_tokens
-    return isinstance(prompt, PairPrompt) and prompt.truncation is None
+    return prompt.add_special_tokens if isinstance(prompt, TextPrompt) else isinstance(prompt, PairPrompt)
 
 
 def _to_text(encoding: tokenizers.Encoding) -> PoolingText:

@@ -196,12 +196,8 @@ class EngineSupervisor:
 
 def _log_ready(name: str, client: EngineCoreClient) -> None:
     ready = client.ready
-    log.info(
-        "%s: engine ready: %s; %d KV blocks of %d tokens (%.1f GiB), loaded in %.1f s",
-        name,
-        ready.kernels,
-        ready.num_blocks,
-        ready.block_size,
-        ready.kv_cache_bytes / 2**30,
-        ready.load_seconds,
-    )
+    cache = ""  # of a model that pools
+    if ready.num_blocks:
+        size = f"{ready.kv_cache_bytes / 2**30:.1f} GiB"
+        cache = f"{ready.num_blocks} KV blocks of {ready.block_size} tokens ({size}), "
+    log.info("%s: engine ready: %s; %sloaded in %.1f s", name, ready.kernels, cache, ready.load_seconds)
