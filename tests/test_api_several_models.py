@@ -11,6 +11,7 @@ import trio.testing
 from prometheus_client.parser import text_string_to_metric_families
 from trio.testing import wait_all_tasks_blocked
 
+from fake_engine import open_fake_llm
 from helpers_api import Answer, Client, Exchange, FakeLLM, Reply
 from trioserve.errors import (
     EngineDeadError,
@@ -18,10 +19,14 @@ from trioserve.errors import (
     InvalidConfigError,
     OverloadedError,
 )
+from trioserve.server.app import create_app
 from trioserve.server_args import ServerArgs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from fake_engine import FakeEngine
 
 JSON = {"content-type": "application/json"}
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -310,3 +315,88 @@ async def test_the_other_goes_on_while_one_restarts() -> None:
     world.one.no_room = EngineRestartingError("later")
     assert (await world.ask("/v1/completions", "one")).error["code"] == "engine_restarting"
     assert (await world.ask("/v1/completions", "two")).status == 200
+
+
+# Steering
+
+
+@pytest.fixture
+async def engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[FakeEngine, FakeEngine]]:
+    """Of the models "one" and "two"."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    lora = {"enable_lora": True}
+    async with (
+        open_fake_llm(tmp_path / "one", monkeypatch, served_model_name="one", **lora) as one,
+        open_fake_llm(tmp_path / "two", monkeypatch, served_model_name="two", **lora) as two,
+    ):
+        yield one, two
+
+
+async def steer(engines: tuple[FakeEngine, FakeEngine], method: str, target: str) -> Reply:
+    path, _, query = target.partition("?")
+    app = create_app([engine.llm for engine in engines], ServerArgs(enable_control_routes=True))
+    exchange = Exchange(app, method, path, b"", {}, query=query.encode())
+    await exchange.run()
+    return exchange.reply
+
+
+async def test_all_are_told_or_the_one_that_is_named(engines: tuple[FakeEngine, FakeEngine]) -> None:
+    one, two = engines
+    assert (await steer(engines, "POST", "/sleep?model=two")).status == 200
+    assert (one.client.calls, two.client.calls) == ([], [("sleep", 1, "abort")])
+    assert (await steer(engines, "POST", "/wake_up")).status == 200
+    assert one.client.calls[-1] == two.client.calls[-1] == ("wake_up", None)
+    reply = await steer(engines, "POST", "/sleep?model=three")
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+    reply = await steer(engines, "POST", "/sleep?modell=two")
+    assert "There is no query parameter 'modell' here; known: level, mode, model." in reply.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/is_paused", "/is_sleeping"])
+async def test_true_is_what_holds_for_all(engines: tuple[FakeEngine, FakeEngine], path: str) -> None:
+    key = path.removeprefix("/")
+    assert (await steer(engines, "GET", path)).json == {key: True}
+    engines[0].client.answers[key] = False
+    assert (await steer(engines, "GET", path)).json == {key: False}
+    assert (await steer(engines, "GET", f"{path}?model=two")).json == {key: True}
+
+
+async def test_one_that_is_gone_and_the_other_is_told(engines: tuple[FakeEngine, FakeEngine]) -> None:
+    one, two = engines
+    one.client.die()
+    await one.llm.wait_dead()
+    assert (await steer(engines, "POST", "/pause")).error["code"] == "engine_dead"
+    assert two.client.calls == [("pause", "abort", True)]
+
+
+async def test_adapters_are_loaded_for_the_model_that_is_named(
+    engines: tuple[FakeEngine, FakeEngine], tmp_path: Path
+) -> None:
+    one, two = engines
+    for engine in engines:
+        engine.client.answers["load_lora"] = None  # it went well
+    args = ServerArgs(enable_lora_updates=True, lora_directories=(str(tmp_path),))
+    client = Client([one.llm, two.llm], args)  # type: ignore[list-item]  # real ones
+    path = str(tmp_path)
+
+    async def load(name: str, **more: str) -> Reply:
+        return await client.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **more})
+
+    assert (await load("sql", model="two")).status == 200
+    assert (await load("poem")).status == 200
+    assert [engine.llm.has_lora("sql") for engine in engines] == [False, True]
+    assert [engine.llm.has_lora("poem") for engine in engines] == [True, False]
+    for name in ("sql", "two"):
+        refused = await load(name, model="one")
+        assert (refused.status, refused.error["param"]) == (400, "lora_name")
+        assert f"in use by another model, got '{name}'" in refused.error["message"]
+    assert (await load("else", model="three")).status == 404
+    ids = [card["id"] for card in (await client.get("/v1/models")).json["data"]]
+    assert ids == ["one", "two", "poem", "sql"]
+    assert (await client.get("/v1/models/sql")).json["parent"] == "two"
+    assert (await client.post("/v1/unload_lora_adapter", {"lora_name": "sql"})).status == 200
+    assert not two.llm.has_lora("sql")
+    assert (await client.post("/v1/unload_lora_adapter", {"lora_name": "sql"})).status == 404
