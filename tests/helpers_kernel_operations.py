@@ -23,7 +23,7 @@ fp32's own rounding."""
 RAGGED_SIZES = [1, 2, 15, 16, 17, 31, 33, 64, 80, 100, 256, 576]
 
 _EACH = (
-    *("exp", "exp2", "tanh", "exp_coarse", "reciprocal_coarse", "round", "abs"),
+    *("exp", "exp2", "tanh", "exp_coarse", "exp2_upto_0", "reciprocal_coarse", "round", "abs"),
     *("swap_halves", "low_halves", "high_halves"),
     *("add", "subtract", "multiply", "divide", "maximum", "minimum", "copysign"),
 )

@@ -167,6 +167,15 @@ def test_exponentials_are_right_to_the_last_bits(ops: Operations, name: str) -> 
         np.testing.assert_allclose(ops.each(name, x), getattr(np, name)(x.astype(np.float64)), rtol=2e-7)
 
 
+def test_powers_of_two_of_scores(ops: Operations) -> None:
+    """Of numbers that are not above 0, as they are behind the highest score's subtraction."""
+    x = np.concatenate([-np.logspace(-8, np.log10(120), 1000), np.zeros(8)]).astype(np.float32)
+    np.testing.assert_allclose(ops.each("exp2_upto_0", x), np.exp2(x.astype(np.float64)), rtol=3e-7)
+    far_out = np.array([-200, -1e30, np.nan] + [0] * 13, np.float32)
+    np.testing.assert_array_equal(ops.each("exp2_upto_0", far_out)[:2], 0)
+    assert np.isnan(ops.each("exp2_upto_0", far_out)[2])
+
+
 def test_coarse_functions(ops: Operations) -> None:
     x = np.linspace(-80, 80, 100_001, dtype=np.float32)
     np.testing.assert_allclose(ops.each("exp_coarse", x), np.exp(x.astype(np.float64)), rtol=1e-4)

@@ -5,14 +5,16 @@
 
 #include "encoder_activation.h"
 #include "product.h"
-#include "split.h"
 
 namespace ts {
 
 namespace {
 
-// Whose activations the caches of a few threads hold; more for many threads, so that each has enough to do.
-constexpr int kBlockRows = 512, kRowsPerThread = 64;
+// A thread's rows of a block: as many as its caches hold the activations of, and enough to read weights for.
+constexpr int kRowsPerThread = 128;
+// From so many on each thread has rows of its own.
+constexpr int kOwnRows = 64;
+constexpr int kRowTile = 32;
 
 // What attention's products take: the weights' own format, if this tier has a product for it.
 Format attention_format(const Matrix& weights) {
@@ -26,7 +28,7 @@ Encoder::Encoder(EncoderParts parts, ThreadPool& pool)
     : shape_(parts.shape),
       parts_(std::move(parts)),
       pool_(pool),
-      block_rows_(std::max(kBlockRows, kRowsPerThread * pool.size())),
+      block_rows_(kRowsPerThread * pool.size()),
       scratch_(pool.size()) {
   const Format format = attention_format(parts_.layers[0].qkv->matrix);
   const float scale = 1.0f / std::sqrt(float(head_dim()));
@@ -71,24 +73,37 @@ void Encoder::each_block(int member, Function&& function) {
     function(Turn{member, {row, std::min(row + block_rows_, rows_)}});
 }
 
+// In whole tiles.
+Span Encoder::own_rows(const Turn& turn) const {
+  const Span tiles = share((turn.rows() + kRowTile - 1) / kRowTile, turn.member, pool_.size());
+  return {std::min(tiles.begin * kRowTile, turn.rows()), std::min(tiles.end * kRowTile, turn.rows())};
+}
+
+// Rows of their own spare the threads each other's activations, which would come from the other's cache.
+Split Encoder::part_of(const Turn& turn, int panels) const {
+  if (turn.rows() < kOwnRows * pool_.size()) return split(turn.rows(), panels, turn.member, pool_.size());
+  return {own_rows(turn), {0, panels}};
+}
+
 template <typename Function>
 void Encoder::each_row(const Turn& turn, Function&& function) {
-  const Span own = share(turn.rows(), turn.member, pool_.size());
+  const Span own = own_rows(turn);
   for (int row = own.begin; row < own.end; ++row) function(row, residual(turn.block.begin + row));
 }
 
 template <typename Epilogue>
 void Encoder::product(const ts_matrix* matrix, const Operand& operand, const Turn& turn, Epilogue&& epilogue) {
   const Matrix& m = matrix->matrix;
-  const Split part = split(turn.rows(), m.panels(), turn.member, pool_.size());
+  const Split part = part_of(turn, m.panels());
   multiply(m, operand, part.rows, part.panels, scratch_[turn.member], std::forward<Epilogue>(epilogue));
 }
 
 void Encoder::project(const ts_encoder_layer& layer, const Turn& turn) {
   each_row(turn, [&](int row, const float* x) {
     if (!shape_.pre_norm) return qkv_input_.set_row(row, x, shape_.hidden_size);
+    const RowOfLanes input = qkv_input_.lanes_of(row);
     layer_norm(x, attention_norm(layer), shape_.hidden_size,
-               [&](int column, Lanes values) { qkv_input_.set_lanes(row, column, values); });
+               [&](int column, Lanes values) { input.set(column, values); });
   });
   meet(turn, TS_TIME_NORM);
   float* projected = projected_.as<float>() + size_t(turn.block.begin) * projected_stride_;
@@ -125,9 +140,10 @@ void Encoder::finish_layer(const ts_encoder_layer& layer, const Turn& turn) {
   meet(turn, TS_TIME_OUTPUT);
   const LayerNorm norm = shape_.pre_norm ? mlp_norm(layer) : attention_norm(layer);
   each_row(turn, [&](int row, float* x) {
+    const RowOfLanes input = up_input_.lanes_of(row);
     layer_norm(x, norm, size, [&](int column, Lanes values) {
       if (!shape_.pre_norm) store_elements(x + column, values, size - column);
-      up_input_.set_lanes(row, column, values);
+      input.set(column, values);
     });
   });
   meet(turn, TS_TIME_NORM);
@@ -148,16 +164,16 @@ void Encoder::add_product(const ts_matrix* matrix, const Operand& operand, const
 
 void Encoder::up(const ts_encoder_layer& layer, const Turn& turn) {
   switch (shape_.activation) {
-    case TS_GELU: return up_by(layer, turn, gelu);
-    case TS_RELU: return up_by(layer, turn, relu);
-    default: return up_by(layer, turn, gelu_tanh);
+    case TS_GELU: return up_by(layer, turn, [](Lanes x) { return gelu(x); });
+    case TS_RELU: return up_by(layer, turn, [](Lanes x) { return relu(x); });
+    default: return up_by(layer, turn, [](Lanes x) { return gelu_tanh(x); });
   }
 }
 
 template <typename Activate>
 void Encoder::up_by(const ts_encoder_layer& layer, const Turn& turn, Activate&& activate) {
   product(layer.up, up_input_, turn, [&](int row, int panel, Lanes outputs) {
-    down_input_.set_lanes(row, panel * kPanelRows, activate(outputs));
+    down_input_.lanes_of(row).set(panel * kPanelRows, activate(outputs));
   });
 }
 

@@ -8,6 +8,7 @@
 #include "encoder_plan.h"
 #include "layer_norm.h"
 #include "phase_times.h"
+#include "split.h"
 
 namespace ts {
 
@@ -21,7 +22,7 @@ struct EncoderParts {
 // Norms before each product and once at the end (Whisper), or behind each sum (BERT); activations between products
 // are fp32, or rounded to bf16 by products of bf16 weights.
 //
-// The phases of a layer, of at most kBlockRows rows at a time but for attention, which sees whole texts; with a
+// The phases of a layer, of a block of rows at a time but for attention, which sees whole texts; with a
 // barrier behind each:
 //
 //   norm, if before   by rows       residual -> the product's input
@@ -52,6 +53,8 @@ class Encoder {
     int rows() const { return block.end - block.begin; }
   };
 
+  Span own_rows(const Turn& turn) const;
+  Split part_of(const Turn& turn, int panels) const;
   // A phase that makes a product's input of a row: function(operand's row, the row's residual).
   template <typename Function>
   void each_row(const Turn& turn, Function&& function);

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "element.h"
-#include "panel_rows.h"
 #include "product.h"
 
 namespace ts {
@@ -13,102 +12,22 @@ namespace {
 constexpr float kLog2E = 1.442695041f;
 constexpr float kLowest = -3.0e38f;
 
-// A matrix of one segment whose memory grows as needed.
-Matrix empty_matrix(Format format) {
-  Matrix matrix{0, 0, {}, {}};
-  matrix.segments.push_back({format, 0, 0, Memory()});
-  return matrix;
-}
-
-void resize(Matrix& matrix, int rows, int columns) {
-  Segment& segment = matrix.segments[0];
-  matrix.rows = rows;
-  matrix.columns = padded_columns(columns);
-  segment.panels = num_panels(rows);
-  segment.memory.reserve(size_t(segment.panels) * panel_bytes(segment.format, matrix.columns));
-}
-
-uint8_t* panel_of(Matrix& matrix, int index) {
-  const Segment& segment = matrix.segments[0];
-  return segment.memory.bytes() + size_t(index) * panel_bytes(segment.format, matrix.columns);
-}
-
-// 32 columns of a panel's row.
-void write_block(Format format, uint8_t* panel, int block, int lane, const float* values) {
-  if (format == Format::f32) return write_values(reinterpret_cast<float*>(panel), block, lane, values);
-  if (format == Format::split) return write_split_values(reinterpret_cast<bf16*>(panel), block, lane, values);
-  bf16 rounded[kColumnMultiple];
-  for (int i = 0; i < kColumnMultiple; i += 16) store_bf16(rounded + i, load(values + i));
-  write_values(reinterpret_cast<bf16*>(panel), block, lane, rounded);
-}
-
-// Two columns of a panel, side by side.
-void write_pair(bf16* out, const bf16* even, const bf16* odd) {
-  for (int lane = 0; lane < kPanelRows; ++lane) {
-    out[2 * lane] = even[lane];
-    out[2 * lane + 1] = odd[lane];
-  }
-}
-
-// Columns `column` and `column` + 1 of all 16 rows of a panel.
-void write_columns(Format format, uint8_t* panel, int column, Lanes even, Lanes odd) {
-  if (format == Format::f32) {
-    float* out = reinterpret_cast<float*>(panel) + size_t(column) * kPanelRows;
-    store(out, even);
-    store(out + kPanelRows, odd);
-    return;
-  }
-  bf16 parts[2][kPanelRows];
-  store_bf16(parts[0], even);
-  store_bf16(parts[1], odd);
-  bf16* out = reinterpret_cast<bf16*>(panel) + size_t(column) * kPanelRows;
-  if (format == Format::bf16) return write_pair(out, parts[0], parts[1]);
-  out += size_t(column / kColumnMultiple) * kColumnMultiple * kPanelRows;
-  write_pair(out, parts[0], parts[1]);
-  store_bf16(parts[0], even - load_bf16(parts[0]));
-  store_bf16(parts[1], odd - load_bf16(parts[1]));
-  write_pair(out + kColumnMultiple * kPanelRows, parts[0], parts[1]);
-}
-
 }  // namespace
 
 EncoderAttention::EncoderAttention(Format format, int head_dim, float scale)
     : head_dim_(head_dim),
       scale_(scale * kLog2E),
       keys_(empty_matrix(format)),
-      values_(empty_matrix(format)),
-      row_(padded_columns(head_dim)) {}
+      values_(empty_matrix(format)) {}
 
 void EncoderAttention::take(HeadRows keys, HeadRows values, int count) {
-  pack_keys(keys, count);
-  pack_values(values, count);
+  pack_keys(keys_, keys, count, head_dim_);
+  pack_values(values_, values, count, head_dim_);
   queries_.reserve(keys_, kQueries);
   probabilities_.reserve(values_, kQueries);
   scores_stride_ = size_t(num_panels(count)) * kPanelRows;
   scores_.reserve(kQueries * scores_stride_ * sizeof(float));
-}
-
-void EncoderAttention::pack_keys(HeadRows keys, int count) {
-  resize(keys_, count, head_dim_);
-  for (int key = 0; key < count; ++key) {
-    std::copy_n(keys.row(key), head_dim_, row_.data());
-    for (int block = 0; block < keys_.columns / kColumnMultiple; ++block)
-      write_block(keys_.segments[0].format, panel_of(keys_, key / kPanelRows), block, key % kPanelRows,
-                  row_.data() + block * kColumnMultiple);
-  }
-}
-
-// Columns behind the last are zero: there probabilities are zero, and what was there before could be no number.
-void EncoderAttention::pack_values(HeadRows values, int count) {
-  resize(values_, head_dim_, count);
-  for (int panel = 0; panel < values_.panels(); ++panel) {
-    const int first = panel * kPanelRows;
-    const auto lanes = [&](int key) {
-      return key < count ? load_elements(values.row(key) + first, head_dim_ - first) : zero();
-    };
-    for (int key = 0; key < values_.columns; key += 2)
-      write_columns(values_.segments[0].format, panel_of(values_, panel), key, lanes(key), lanes(key + 1));
-  }
+  weighed_.reserve(kQueries * weighed_stride() * sizeof(float));
 }
 
 void EncoderAttention::attend(HeadRows queries, int count, float* out, size_t stride) {
@@ -122,9 +41,15 @@ void EncoderAttention::attend(HeadRows queries, int count, float* out, size_t st
 
 void EncoderAttention::score(HeadRows queries, int count) {
   for (int row = 0; row < count; ++row) queries_.set_row(row, queries.row(row), head_dim_);
-  float* scores = scores_.as<float>();
-  multiply(keys_, queries_, {0, count}, {0, keys_.panels()}, scratch_, [&](int row, int panel, Lanes outputs) {
-    store(scores + size_t(row) * scores_stride_ + panel * kPanelRows, outputs);
+  product(keys_, queries_, count, scores_.as<float>(), scores_stride_);
+}
+
+void EncoderAttention::product(const Matrix& matrix, const Operand& operand, int rows, float* out, size_t stride) {
+#if defined(__AMX_BF16__)
+  if (matrix.segments[0].format == Format::split) return multiply_split(matrix, operand, rows, out, stride);
+#endif
+  multiply(matrix, operand, {0, rows}, {0, matrix.panels()}, scratch_, [=](int row, int panel, Lanes outputs) {
+    store(out + size_t(row) * stride + size_t(panel) * kPanelRows, outputs);
   });
 }
 
@@ -132,34 +57,37 @@ void EncoderAttention::score(HeadRows queries, int count) {
 void EncoderAttention::compute_probabilities(int row) {
   const float* scores = scores_.as<float>() + size_t(row) * scores_stride_;
   const int count = keys_.rows, whole = count / 16 * 16;
-  Lanes highest_lanes = broadcast(kLowest);
-  for (int i = 0; i < whole; i += 16) highest_lanes = max(highest_lanes, load(scores + i));
-  if (whole < count)
-    highest_lanes = max(highest_lanes, select_below(count - whole, load(scores + whole), broadcast(kLowest)));
-  const Lanes scale = broadcast(scale_), offset = broadcast(-highest(highest_lanes) * scale_);
+  const Lanes rest = whole < count ? select_below(count - whole, load(scores + whole), broadcast(kLowest)) : zero();
+  const Lanes offset = broadcast(-highest_score(scores, whole, rest) * scale_), scale = broadcast(scale_);
+  const RowOfLanes out = probabilities_.lanes_of(row);
   Lanes sums = zero();
-  for (int i = 0; i < whole; i += 16) {
-    const Lanes power = exp2(fma(load(scores + i), scale, offset));
+  const auto put = [&](int key, Lanes power) {
     sums = sums + power;
-    probabilities_.set_lanes(row, i, power);
-  }
-  if (whole < count) {
-    const Lanes power = exp2(fma(load(scores + whole), scale, offset));
-    const Lanes own = select_below(count - whole, power, zero());
-    sums = sums + own;
-    probabilities_.set_lanes(row, whole, own);
-  }
-  for (int i = int(scores_stride_); i < values_.columns; i += 16) probabilities_.set_lanes(row, i, zero());
+    out.set(key, power);
+  };
+  for (int i = 0; i < whole; i += 16) put(i, exp2_upto_0(fma(load(scores + i), scale, offset)));
+  if (whole < count) put(whole, select_below(count - whole, exp2_upto_0(fma(rest, scale, offset)), zero()));
+  for (int i = int(scores_stride_); i < values_.columns; i += 16) out.set(i, zero());
   sums_[row] = sum(sums);
 }
 
+// Of the scores of `whole` keys, and of the rest if there is one.
+float EncoderAttention::highest_score(const float* scores, int whole, Lanes rest) const {
+  Lanes even = whole < keys_.rows ? rest : broadcast(kLowest), odd = broadcast(kLowest);
+  int i = 0;
+  for (; i + 32 <= whole; i += 32) {
+    even = max(even, load(scores + i));
+    odd = max(odd, load(scores + i + 16));
+  }
+  if (i < whole) even = max(even, load(scores + i));
+  return highest(max(even, odd));
+}
+
 void EncoderAttention::weigh(int count, float* out, size_t stride) {
-  multiply(values_, probabilities_, {0, count}, {0, values_.panels()}, scratch_,
-           [&](int row, int panel, Lanes outputs) {
-             const int first = panel * kPanelRows;
-             const Lanes factor = broadcast(1.0f / sums_[row]);
-             store_elements(out + size_t(row) * stride + first, outputs * factor, head_dim_ - first);
-           });
+  product(values_, probabilities_, count, weighed_.as<float>(), weighed_stride());
+  for (int row = 0; row < count; ++row)
+    scale_row(weighed_.as<float>() + size_t(row) * weighed_stride(), 1.0f / sums_[row], head_dim_,
+              out + size_t(row) * stride);
 }
 
 }  // namespace ts

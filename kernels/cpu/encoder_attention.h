@@ -1,21 +1,12 @@
 // Attention within whole texts: every query sees every key of its text.
 #pragma once
 
-#include <vector>
-
+#include "encoder_pack.h"
 #include "operand.h"
 #include "product_scratch.h"
 #include "thread_pool.h"
 
 namespace ts {
-
-// Heads that lie behind one another in rows [.][stride].
-struct HeadRows {
-  const float* first;
-  size_t stride;
-
-  const float* row(int index) const { return first + size_t(index) * stride; }
-};
 
 // A thread's: the keys and values of one head of one text, packed as products take them, and what queries need.
 //
@@ -35,20 +26,22 @@ class EncoderAttention {
  private:
   static constexpr int kQueries = 32;
 
-  void pack_keys(HeadRows keys, int count);
-  void pack_values(HeadRows values, int count);
+  // out [rows][stride] = x W^T; may write up to kQueries rows.
+  void product(const Matrix& matrix, const Operand& operand, int rows, float* out, size_t stride);
   void score(HeadRows queries, int count);
   void compute_probabilities(int row);
+  float highest_score(const float* scores, int whole, Lanes rest) const;
   void weigh(int count, float* out, size_t stride);
+  size_t weighed_stride() const { return size_t(num_panels(head_dim_)) * kPanelRows; }
 
   const int head_dim_;
   const float scale_;  // to powers of two
   Matrix keys_, values_;
   Operand queries_, probabilities_;
   size_t scores_stride_ = 0;
-  Memory scores_;           // [kQueries][scores_stride_]
-  float sums_[kQueries];    // of probabilities
-  std::vector<float> row_;  // [head_dim], padded
+  Memory scores_;         // [kQueries][scores_stride_]
+  Memory weighed_;        // [kQueries][weighed_stride()]
+  float sums_[kQueries];  // of probabilities
   ProductScratch scratch_;
 };
 

@@ -66,20 +66,6 @@ void pad_row(const From* values, int count, int columns, To* out) {
   for (int i = 0; i < columns; i += 16) store_elements(out + i, load_elements(values + i, count - i));
 }
 
-constexpr int kSplitRows = 16;
-
-// Where 16 values of a row in tiles begin.
-bf16* split_lanes(const Memory& memory, int row, int column, int columns) {
-  const size_t tile = size_t(row / kSplitRows) * columns, block = size_t(column / kColumnMultiple) * kColumnMultiple;
-  bf16* parts = memory.as<bf16>() + (tile + block) * 2 * kSplitRows;
-  return parts + row % kSplitRows * kColumnMultiple + column % kColumnMultiple;
-}
-
-void store_split(bf16* out, Lanes values) {
-  store_bf16(out, values);
-  store_bf16(out + kSplitRows * kColumnMultiple, values - load_bf16(out));
-}
-
 }  // namespace
 
 void Operand::reserve(const Matrix& matrix, int rows) {
@@ -124,20 +110,25 @@ void Operand::set_row_of(int row, const Element* values, int count) {
   if (has_int8_)
     quantize_row(values, count, columns_, int8_memory_.as<int8_t>() + start,
                  scales_memory_.as<GroupScale>() + start / kColumnMultiple);
-  if (has_split_)
-    for (int i = 0; i < columns_; i += 16)
-      store_split(split_lanes(split_memory_, row, i, columns_), load_elements(values + i, count - i));
+  if (has_split_) {
+    const RowOfLanes split{nullptr, nullptr, split_row(row)};
+    for (int i = 0; i < columns_; i += 16) split.set(i, load_elements(values + i, count - i));
+  }
 }
 
 void Operand::set_row(int row, const float* values, int count) { set_row_of(row, values, count); }
 
 void Operand::set_row(int row, const bf16* values, int count) { set_row_of(row, values, count); }
 
-void Operand::set_lanes(int row, int column, Lanes values) {
-  const size_t start = size_t(row) * columns_ + column;
-  if (sets_f32_) store(f32_memory_.as<float>() + start, values);
-  if (sets_bf16_) store_bf16(bf16_memory_.as<bf16>() + start, values);
-  if (has_split_) store_split(split_lanes(split_memory_, row, column, columns_), values);
+RowOfLanes Operand::lanes_of(int row) const {
+  const size_t start = size_t(row) * columns_;
+  return {sets_f32_ ? f32_memory_.as<float>() + start : nullptr,
+          sets_bf16_ ? bf16_memory_.as<bf16>() + start : nullptr, has_split_ ? split_row(row) : nullptr};
+}
+
+bf16* Operand::split_row(int row) const {
+  const size_t tile = size_t(row / kSplitRows) * kSplitRows * columns_ * 2;
+  return split_memory_.as<bf16>() + tile + size_t(row % kSplitRows) * kColumnMultiple;
 }
 
 }  // namespace ts

@@ -15,6 +15,28 @@ struct GroupScale {
   int32_t sum;  // of the group's q
 };
 
+// Of 16 rows, split: [columns / 32][2][16][32] of bf16, 32 columns of high parts, then of low ones.
+constexpr int kSplitRows = 16;
+constexpr int kSplitPart = kSplitRows * kColumnMultiple;
+
+// Where a row's values are set, in each form that is wanted; null: not wanted.
+struct RowOfLanes {
+  float* f32;
+  bf16* whole;
+  bf16* split;
+
+  // 16 values from column `column` on, a multiple of 16.
+  void set(int column, Lanes values) const {
+    if (split != nullptr) {
+      bf16* high = split + size_t(column / kColumnMultiple) * 2 * kSplitPart + column % kColumnMultiple;
+      store_bf16(high, values);
+      store_bf16(high + kSplitPart, values - load_bf16(high));
+    }
+    if (f32 != nullptr) store(f32 + column, values);
+    if (whole != nullptr) store_bf16(whole + column, values);
+  }
+};
+
 // [rows, columns] activations of a step, in each form that a matrix's segments want. Columns are padded with
 // zeros to a multiple of 32.
 //
@@ -22,8 +44,7 @@ struct GroupScale {
 // with the scale in fp32. Scales per row are not enough: they cost a small model a fifth of its cosine.
 // Scales are at least 1e-30 / 127; a group with an infinity or NaN has the scale NaN.
 //
-// split: the sum of two bf16 values, in the order in which tiles are loaded: of 16 rows [columns / 32][2][16][32], 32
-// columns of high parts, then of low ones.
+// split: the sum of two bf16 values, in the order in which tiles are loaded.
 //
 // Different rows may be set in different threads.
 class Operand {
@@ -37,9 +58,8 @@ class Operand {
   // From as many values as the matrix has columns, padding included.
   void set_row(int row, const float* values) { set_row(row, values, columns_); }
 
-  // 16 values from column `column` on, a multiple of 16; not of int8. Columns of the padding that are never set are
-  // zero.
-  void set_lanes(int row, int column, Lanes values);
+  // A row to be set sixteen by sixteen; not of int8. Columns of the padding that are never set are zero.
+  RowOfLanes lanes_of(int row) const;
 
   // The form of this type is somebody else's memory, [rows][stride], padded with zeros: nothing to set in it.
   void borrow(const bf16* rows, size_t stride);
@@ -61,6 +81,7 @@ class Operand {
  private:
   template <typename Element>
   void set_row_of(int row, const Element* values, int count);
+  bf16* split_row(int row) const;
 
   int columns_ = 0;  // padded
   bool sets_f32_ = false, sets_bf16_ = false, has_int8_ = false, has_split_ = false;

@@ -22,7 +22,8 @@ namespace ts {
 class ProductSplit {
  public:
   static constexpr int kRows = 2 * kTileRows, kPanels = 2;
-  static constexpr int kColumns = 288;  // of two panels that the first-level cache keeps while rows pass by
+  // All at once: to store tiles and load them again costs more than weights that come from the second-level cache.
+  static constexpr int kColumns = 1 << 24;
 
   explicit ProductSplit(const Operand& x) : x_(x) {}
 
@@ -34,6 +35,10 @@ class ProductSplit {
  private:
   const Operand& x_;
 };
+
+// out [rows][stride] = x W^T for up to 32 rows, and whole tiles of 16 are written: for products of few columns, whose
+// sums are best left where they are wanted. The sums are those of ProductSplit. matrix: of one segment, no bias.
+void multiply_split(const Matrix& matrix, const Operand& x, int rows, float* out, size_t stride);
 
 }  // namespace ts
 

@@ -36,6 +36,7 @@ Lanes apply(int32_t operation, Lanes a, Lanes b) {
     case TS_TEST_ROUND: return round(a);
     case TS_TEST_ABS: return abs(a);
     case TS_TEST_EXP_COARSE: return exp_coarse(a);
+    case TS_TEST_EXP2_UPTO_0: return exp2_upto_0(a);
     case TS_TEST_RECIPROCAL_COARSE: return reciprocal_coarse(a);
     case TS_TEST_SWAP_HALVES: return swap_halves(a);
     case TS_TEST_LOW_HALVES: return low_halves(a, b);

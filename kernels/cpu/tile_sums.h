@@ -28,12 +28,14 @@ void load_sums(const float* sums) {
   if constexpr (RowTiles == 2 && Panels == 2) load_tile<3>(sums + kSumsTile + kPanelRows, kSumsStride);
 }
 
+// Rows lie `stride` floats apart.
 template <int RowTiles, int Panels>
-void store_sums(float* sums) {
-  store_tile<0>(sums, kSumsStride);
-  if constexpr (Panels == 2) store_tile<1>(sums + kPanelRows, kSumsStride);
-  if constexpr (RowTiles == 2) store_tile<2>(sums + kSumsTile, kSumsStride);
-  if constexpr (RowTiles == 2 && Panels == 2) store_tile<3>(sums + kSumsTile + kPanelRows, kSumsStride);
+void store_sums(float* sums, size_t stride = 2 * kPanelRows) {
+  const size_t bytes = stride * sizeof(float), tile = kTileRows * stride;
+  store_tile<0>(sums, bytes);
+  if constexpr (Panels == 2) store_tile<1>(sums + kPanelRows, bytes);
+  if constexpr (RowTiles == 2) store_tile<2>(sums + tile, bytes);
+  if constexpr (RowTiles == 2 && Panels == 2) store_tile<3>(sums + tile + kPanelRows, bytes);
 }
 
 }  // namespace ts
