@@ -13,12 +13,13 @@ from trioserve.frontend.transcription import Transcriber, TranscriptionStream
 from trioserve.frontend.transcription_params import TranscriptionParams
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from trioserve.audio.limits import AudioLimits
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.frontend.audio_intake import Audio
     from trioserve.frontend.input_processor import Routing
+    from trioserve.frontend.prompts import AudioPrompt
     from trioserve.frontend.requests import Requests
     from trioserve.observability.metrics import EngineMetrics
 
@@ -48,6 +49,7 @@ def make_transcriber(
 class SpeechHandle:
     """A base of `AsyncLLM`."""
 
+    _requests: Requests
     _transcriber: Transcriber | None
     _route: Callable[..., Awaitable[Routing]]
 
@@ -81,6 +83,18 @@ class SpeechHandle:
             route=partial(self._route, priority),
             request_id=request_id,
         )
+
+    async def align(self, prompt: AudioPrompt, token_ids: Sequence[int]) -> Sequence[float]:
+        """Seconds, from the audio's beginning, at which each of `token_ids` begins to be said: of what a
+        speech model has written after `prompt`, with timestamps and without its end. Cancelling drops the
+        result.
+
+        Raises:
+          InvalidRequestError: it is no speech model, there is no token, or there are too many.
+          EngineGenerateError: it sleeps.
+          EngineDeadError, EngineRestartingError, ClosedError: there is no engine.
+        """
+        return await self._requests.align(prompt, token_ids)
 
     def check_transcription(self, params: TranscriptionParams) -> None:
         """Whether `transcribe` would take these, of any audio.

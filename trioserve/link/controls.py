@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
+from trioserve.audio_input import AudioInput
 from trioserve.link.between_steps import BetweenSteps
 from trioserve.link.loaded_adapters import LoadedAdapters
 
@@ -56,6 +57,7 @@ class Controls:
             "reset_prefix_cache": self._reset_prefix_cache,
             "load_lora": self.adapters.load,
             "unload_lora": self.adapters.unload,
+            "align_audio": self._align_audio,
         }
 
     async def call(self, method: str, args: Sequence[Any]) -> Any:
@@ -141,6 +143,13 @@ class Controls:
 
     async def _get_is_sleeping(self) -> bool:
         return self._is_sleeping
+
+    async def _align_audio(
+        self, digest: str, samples: bytes, token_ids: list[int], num_prompt_tokens: int
+    ) -> list[float]:
+        """When each token from `num_prompt_tokens` on was said; see `ModelRunner.align_audio`."""
+        audio = AudioInput(digest=digest, samples=samples)
+        return await self._thread.run(self._runner.align_audio, audio, token_ids, num_prompt_tokens)
 
     async def _reset_prefix_cache(self, preempt_running: bool) -> bool:
         if not preempt_running:

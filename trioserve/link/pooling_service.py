@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import trio
 
+    from trioserve.audio_input import AudioInput
     from trioserve.core.pooling_request import PoolingResult
     from trioserve.core.stats import CoreStats
     from trioserve.link.messages import Message, PooledOutputs
@@ -54,6 +55,9 @@ class SteeredPoolingRunner:
 
     def add_adapter(self, key: str, file: AdapterFile) -> None: ...
     def remove_adapter(self, key: str) -> None: ...
+
+    def align_audio(self, audio: AudioInput, token_ids: Sequence[int], num_prompt_tokens: int) -> list[float]:
+        raise ValueError("the model hears no audio")
 
 
 @attrs.frozen(eq=False)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     import trio
 
+    from trioserve.audio_input import AudioInput
     from trioserve.core.stats import CoreStats
     from trioserve.errors import InvalidRequestError
     from trioserve.link.messages import Message
@@ -37,6 +38,9 @@ class SteeredRunner(Protocol):
     def read_adapter(self, path: str) -> AdapterFile: ...
     def add_adapter(self, key: str, file: AdapterFile) -> None: ...
     def remove_adapter(self, key: str) -> None: ...
+    def align_audio(
+        self, audio: AudioInput, token_ids: Sequence[int], num_prompt_tokens: int
+    ) -> list[float]: ...
 
 
 class SteeredCore(Protocol):

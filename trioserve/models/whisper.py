@@ -152,6 +152,10 @@ class WhisperDecoder:
         self._layers = [_DecoderLayer(layer, config, index) for index, layer in enumerate(layers)]
         self._norm = _Norm(module, "layer_norm")
 
+    @property
+    def num_layers(self) -> int:
+        return len(self._layers)
+
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -23,6 +23,7 @@ from trioserve.worker.speech_rules import SpeechRules
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trioserve.audio_input import AudioInput
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.sampling_params import SamplingParams
     from trioserve.worker.batch import LogprobRow, ScheduledSequence, StepBatch
@@ -125,6 +126,18 @@ class ModelRunner:
     def remove_adapter(self, key: str) -> None:
         """No sequence has it any more, or none ever had."""
         self._adapters.pop(key, None)
+
+    def align_audio(self, audio: AudioInput, token_ids: Sequence[int], num_prompt_tokens: int) -> list[float]:
+        """When each token from `num_prompt_tokens` on was said, in seconds; of a speech model.
+
+        Raises:
+          ValueError: it is none, or asleep.
+        """
+        align = getattr(self._executor, "align", None)
+        if align is None:
+            raise ValueError("the model hears no audio")
+        times: list[float] = align(audio, token_ids, num_prompt_tokens)
+        return times
 
     def allocate_kv_cache(self, num_blocks: int) -> None:
         """Reserve the cache, all zeros; memory is used as blocks are first written."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -12,6 +13,7 @@ import torch
 from trioserve.models.config_whisper import WhisperConfig, whisper_config
 from trioserve.models.whisper import TorchHearing, WhisperDecoder
 from trioserve.models.whisper_weights import is_redundant, whisper_shapes
+from trioserve.worker.alignment import align, alignment_heads
 from trioserve.worker.attention import TorchAttention
 from trioserve.worker.checkpoint import read_config
 from trioserve.worker.heard_audio import HeardAudio, StepHearing
@@ -72,6 +74,7 @@ class WhisperExecutor:
         self._attention = TorchAttention(self._whisper, config.cache.block_size, torch.float32)
         self._log_mel = LogMel(self._whisper.num_mel_bins)
         self._blocks_per_seat = -(-model.max_model_len // config.cache.block_size)
+        self._alignment_heads = alignment_heads(Path(model.directory), self._whisper)
         self._hidden = torch.empty(0)
         # Invariant: both are there from allocate_kv_cache to free_kv_cache.
         self._kv_caches: list[torch.Tensor] = []
@@ -144,6 +147,26 @@ class WhisperExecutor:
             first_rows[index] = row
             row += len(sequence.token_ids)
         return first_rows
+
+    @torch.inference_mode()
+    def align(self, audio: AudioInput, token_ids: Sequence[int], num_prompt_tokens: int) -> list[float]:
+        """When each token from `num_prompt_tokens` on was said (`trioserve.worker.alignment`). Between steps.
+
+        Raises:
+          ValueError: weights or cache have been freed.
+        """
+        heard = self._heard
+        if self._model is None or heard is None:
+            raise ValueError("the engine is asleep")
+        (seat,) = self._seats_of([audio], heard)
+        return align(
+            self._model[1],
+            self._alignment_heads,
+            partial(heard.at, seat),
+            token_ids,
+            num_prompt_tokens=num_prompt_tokens,
+            num_samples=len(audio.samples) // 4,
+        )
 
     def logits(self, rows: Sequence[int]) -> np.ndarray:
         logits: np.ndarray = self._compute_logits(rows).numpy()
