@@ -86,7 +86,7 @@ class FakePoolingLLM(FakeLLM):
         task = params.task or next(task for task in self.model.tasks if task != "score")
         if task not in self.model.tasks:
             raise InvalidRequestError(f"This model does not support task {task!r}.", parameter="task")
-        if params.dimensions == SIZE - 1:
+        if params.dimensions is not None and not params.dimensions < SIZE - 1:
             raise InvalidRequestError("dimensions must be another.", parameter="dimensions")
         self._check(prompts)
         self.pooled.append(call)
