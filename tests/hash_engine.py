@@ -58,6 +58,9 @@ class SteppedRunner(PagedRunner):
         for _ in range(count):
             self._gates.release()
 
+    def max_num_seqs(self, num_blocks: int) -> None:
+        """There is no limit."""
+
     def check_params(self, params: SamplingParams) -> None:
         """It can do everything."""
 
