@@ -3,11 +3,10 @@ CTranslate2's layout."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,11 +23,8 @@ from trioserve.model_sources.ctranslate2_whisper import (
     model_config,
 )
 from trioserve.model_sources.helper_process import run_helper
+from trioserve.model_sources.json_files import read_json, write_json
 from trioserve.model_sources.safetensors_writer import TensorLayout, write_safetensors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 __all__ = ["convert"]
 
@@ -51,14 +47,12 @@ def convert(source: Path, target: Path) -> None:
     weights = _Weights.of(source / MODEL_FILE)
     tokenizer = _tokenizer(source / "tokenizer.json")
     tokens = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
-    generation = generation_config(json.loads((source / "config.json").read_bytes()), tokens)
+    generation = generation_config(read_json(source / "config.json"), tokens)
     heads = {side: weights.scalar(f"{side}/num_heads") for side in ("encoder", "decoder")}
     config = model_config(weights.file, heads) | {name: generation[name] for name in _TOKEN_IDS}
-    _write_json(target / "config.json", config)
-    _write_json(target / "generation_config.json", generation)
-    _write_json(
-        target / "tokenizer_config.json", {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-    )
+    write_json(target / "config.json", config)
+    write_json(target / "generation_config.json", generation)
+    write_json(target / "tokenizer_config.json", {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"})
     tokenizer.save(str(target / "tokenizer.json"))
     weights.write(target / "model.safetensors")
 
@@ -113,10 +107,6 @@ class _Weights:
         start = entry.offset + part.index * layout.num_bytes
         size = math.prod(layout.shape) * np.dtype(_KINDS[entry.dtype][1]).itemsize
         return self.data[start : start + size].view(_KINDS[entry.dtype][1]).reshape(layout.shape)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _work(request: dict[str, Any]) -> dict[str, str]:

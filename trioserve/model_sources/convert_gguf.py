@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,6 +18,7 @@ from trioserve.model_sources.gguf_tokenizer import build_tokenizer, tokenizer_co
 from trioserve.model_sources.gguf_vocabulary import Vocabulary
 from trioserve.model_sources.gguf_weights import GgufWeights
 from trioserve.model_sources.helper_process import run_helper
+from trioserve.model_sources.json_files import write_json
 from trioserve.model_sources.safetensors_writer import write_safetensors
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def convert(source: Path, target: Path) -> None:
     vocabulary = Vocabulary(header.metadata)
     token_ids = _token_ids(vocabulary, model.architecture)
     config = model.config() | {"dtype": _DTYPE, "gguf_types": model.types()} | token_ids
-    _write_json(target / "config.json", config)
-    _write_json(target / "generation_config.json", token_ids)
-    _write_json(target / "tokenizer_config.json", tokenizer_config(vocabulary))
+    write_json(target / "config.json", config)
+    write_json(target / "generation_config.json", token_ids)
+    write_json(target / "tokenizer_config.json", tokenizer_config(vocabulary))
     build_tokenizer(vocabulary).save(str(target / "tokenizer.json"))
     model.write_weights(config, target / "model.safetensors")
 
@@ -96,10 +96,6 @@ def _token_ids(vocabulary: Vocabulary, architecture: GgufArchitecture) -> dict[s
         "pad_token_id": vocabulary.token_id("padding"),
     }
     return {name: value for name, value in ids.items() if value is not None}
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _work(request: dict[str, Any]) -> dict[str, str]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["read_json", "read_json_list", "structure"]
+__all__ = ["read_json", "read_json_list", "structure", "write_json"]
 
 T = TypeVar("T")
 
@@ -58,6 +58,11 @@ def structure(values: Mapping[str, Any] | list[Any], kind: type[T], path: Path) 
     except Exception as error:  # cattrs raises groups of anything; each leaf becomes a line
         problems = "; ".join(f"{problem.path} {problem.message}" for problem in find_problems(error))
         raise ModelSourceError(f"{path}: {problems}.") from None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """For people to read, too."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _load(path: Path) -> object:

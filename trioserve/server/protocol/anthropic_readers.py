@@ -12,6 +12,7 @@ from trioserve.server.protocol.lists import shorten
 from trioserve.server.protocol.readers import MAX_MESSAGES, MAX_TOOLS
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import Refusal
+from trioserve.server.protocol.template_conflicts import taken_template_names
 from trioserve.validators import integer, number, optional
 
 if TYPE_CHECKING:
@@ -71,10 +72,7 @@ def _conflicts(request: ConversationRequest) -> list[Problem]:
     problems = []
     if not request.messages:
         problems.append(Problem("messages", "messages must hold at least one message, got []."))
-    for name in ("chat_template", "tokenize"):
-        if name in (request.chat_template_kwargs or {}):
-            path = f"chat_template_kwargs.{name}"
-            problems.append(Problem(path, f"{path} must not be given: it is the server's to choose."))
+    problems += taken_template_names(request.chat_template_kwargs)
     if request.must_call and request.output_format is not None:
         sentence = "output_config.format cannot be combined with a tool_choice that demands a call."
         problems.append(Problem("output_config.format", sentence))

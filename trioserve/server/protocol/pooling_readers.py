@@ -15,6 +15,7 @@ from trioserve.server.protocol.readers import CHAT_BATCH_READER, CHAT_READER
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import Refusal
 from trioserve.server.protocol.scoring import QUERY_NAMES, RerankRequest, ScoreRequest
+from trioserve.server.protocol.template_conflicts import template_conflicts
 from trioserve.validators import integer, optional
 
 if TYPE_CHECKING:
@@ -134,14 +135,7 @@ def _conversation_conflicts(request: InputFields) -> list[Problem]:
     problems = []
     if not request.messages or not all(request.conversations):
         problems.append(Problem("messages", "messages must hold at least one message each."))
-    if request.add_generation_prompt and request.continue_final_message:
-        sentence = "continue_final_message and add_generation_prompt cannot both be true."
-        problems.append(Problem("continue_final_message", sentence))
-    for name in ("chat_template", "tokenize"):
-        if name in (request.chat_template_kwargs or {}):
-            path = f"chat_template_kwargs.{name}"
-            problems.append(Problem(path, f"{path} must not be given: it is the server's to choose."))
-    return problems
+    return problems + list(template_conflicts(request))
 
 
 def _format_conflicts(request: FormatFields) -> list[Problem]:

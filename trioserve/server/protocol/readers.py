@@ -12,6 +12,7 @@ from trioserve.server.protocol.chat import ChatBatchRequest, ChatCompletionReque
 from trioserve.server.protocol.completions import CompletionRequest
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import CHAT_REFUSALS, COMPLETION_REFUSALS
+from trioserve.server.protocol.template_conflicts import template_conflicts
 from trioserve.server.protocol.tool_conflicts import tool_conflicts
 from trioserve.validators import integer, number, optional
 
@@ -143,13 +144,7 @@ def _chat_field_conflicts(request: ChatFields) -> list[Problem]:
     problems = _shared_conflicts(request)
     if request.top_logprobs and not request.logprobs:
         problems.append(Problem("top_logprobs", "top_logprobs is only allowed when logprobs is true."))
-    if request.add_generation_prompt and request.continue_final_message:
-        sentence = "continue_final_message and add_generation_prompt cannot both be true."
-        problems.append(Problem("continue_final_message", sentence))
-    for name in ("chat_template", "tokenize"):
-        if name in (request.chat_template_kwargs or {}):
-            path = f"chat_template_kwargs.{name}"
-            problems.append(Problem(path, f"{path} must not be given: it is the server's to choose."))
+    problems += template_conflicts(request)
     if request.use_beam_search and request.token_limit is None:
         sentence = "max_completion_tokens must be given with use_beam_search."
         problems.append(Problem("max_completion_tokens", sentence))
