@@ -231,7 +231,7 @@ async def test_another_model_is_not_found() -> None:
 async def test_a_model_that_generates_says_what_it_can_do() -> None:
     reply = await ask(FakeLLM())
     assert (reply.status, reply.error["param"]) == (400, "model")
-    assert "its tasks are generate" in reply.error["message"]
+    assert "The tasks are of 'small' generate" in reply.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ async def test_a_model_that_generates_says_what_it_can_do() -> None:
 async def test_a_model_that_embeds_says_what_it_can_do(path: str, body: Any) -> None:
     reply = await Client(FakePoolingLLM("embed", "score")).post(path, body)
     assert (reply.status, reply.error["param"]) == (400, "model")
-    assert "its tasks are embed, score" in reply.error["message"]
+    assert "The tasks are of 'small' embed, score" in reply.error["message"]
 
 
 async def test_it_needs_the_key_and_is_behind_the_door() -> None:

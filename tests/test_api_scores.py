@@ -147,7 +147,7 @@ async def test_what_is_wrong_with_a_ranking_is_said(fields: dict[str, Any], para
 async def test_a_model_that_gives_no_scores_says_so() -> None:
     reply = await ask(FakePoolingLLM("classify"), "/rerank", query="a", documents=["b"])
     assert (reply.status, reply.error["param"]) == (400, "model")
-    assert "its tasks are classify" in reply.error["message"]
+    assert "The tasks are of 'small' classify" in reply.error["message"]
 
 
 async def test_too_many_documents_for_the_queue() -> None:
