@@ -293,7 +293,7 @@ async def test_a_body_that_does_not_come(hearing: Opener) -> None:
 async def test_a_model_that_does_not_hear() -> None:
     reply = await send(Client(FakeLLM()))
     assert (reply.status, reply.error["param"]) == (400, "model")
-    assert "its tasks are generate" in reply.error["message"]
+    assert "The tasks are of 'small' generate" in reply.error["message"]
 
 
 async def test_a_model_that_there_is_not(hearing: Opener) -> None:
