@@ -74,7 +74,7 @@ class Offline:
             "running": engine._portal.call(world.num_running),
             "unfinished": engine.get_num_unfinished_requests(),
         }
-        if isinstance(world, CoreWorld):
+        if isinstance(world, CoreWorld | PoolingWorld):
             engine._portal.call(world.rest)
         return {**{what: n for what, n in levels.items() if n}, **engine._portal.call(world.find_leaks)}
 

@@ -107,12 +107,14 @@ def test_complaint_03_a_request_without_a_stream_is_aborted_too(server: ServedMo
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/audio/transcriptions", "/v1/audio/translations"])
-def test_complaint_03_what_is_not_served_is_a_404_that_starts_no_work(server: ServedModel, path: str) -> None:
+def test_complaint_03_what_the_model_cannot_do_is_refused_and_starts_no_work(
+    server: ServedModel, path: str
+) -> None:
     before = server.metric("prompt_tokens_total")
     status, answer = server.request("POST", path, {"input": "Hello", "prompt": "Hello"})
-    assert status == 404
+    assert status == 400
     assert answer["error"]["type"] == "invalid_request_error"
-    assert path in answer["error"]["message"]
+    assert "generate" in answer["error"]["message"]
     assert (server.metric("prompt_tokens_total"), *levels(server)) == (before, 0, 0, 0)
 
 

@@ -121,7 +121,7 @@ def test_wrong_audio_is_a_400(client: openai.OpenAI) -> None:
 
 
 def test_a_model_that_hears_generates_no_text(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="tasks are transcription"):
+    with pytest.raises(openai.BadRequestError, match="transcription"):
         client.completions.create(model=MODEL, prompt="Hello")
 
 

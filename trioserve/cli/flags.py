@@ -28,6 +28,9 @@ T = TypeVar("T")
 
 _RETIRED_WITH_VALUE = {"swap_space"}
 
+_CLOSE = 0.7
+"""How much a flag must be like another to be taken for a slip, from 0 to 1."""
+
 _ARGPARSE_MESSAGE = re.compile(r"argument (?P<flag>\S+): (?P<problem>.*)", re.DOTALL)
 _NO_VALUE_TAKEN = re.compile(r"ignored explicit argument (?P<value>.*)", re.DOTALL)
 
@@ -158,7 +161,7 @@ class FlagParser(argparse.ArgumentParser):
             return f"{argument!r}: not expected; one MODEL is taken, and values follow their flag"
         flag = argument.partition("=")[0]
         known = [name for action in self._actions for name in action.option_strings]
-        near = difflib.get_close_matches(flag, known, n=1)
+        near = difflib.get_close_matches(flag, known, n=1, cutoff=_CLOSE)
         return f"{flag}: unknown flag" + (
             f"; did you mean {near[0]}?" if near else f"; see {self.prog} --help"
         )
