@@ -48,6 +48,7 @@ async def llm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: HashPooli
     async with open_hash_pooling_llm(tmp_path, monkeypatch, runner) as opened:
         yield opened
         assert opened.num_open_requests == opened._outputs.admission.num_open == 0
+        await opened.wait_for_requests_to_drain(10)  # what was aborted in a step is free when that is back
         await opened.check_health()
         assert opened._outputs.num_unfreed == 0
         totals = opened.metrics.totals()
