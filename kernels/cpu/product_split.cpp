@@ -44,8 +44,8 @@ void multiply_step(const Parts& parts) {
 
 void next_step(Parts& parts) { parts.above += kStep, parts.below += kStep, parts.panel += kStep; }
 
-// To store a tile keeps few products waiting. Else the stores behind the last wait for all of them, and nothing begins
-// meanwhile: of 384 columns a quarter of the time.
+// A tile that is stored now and then, for nobody, makes products of 384 columns 10 to 20 % faster (measured). Perhaps
+// because the stores behind the last column then wait for few products that are still on their way.
 struct ShortQueue {
   alignas(64) uint8_t nowhere[kLowPart];
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trioserve.worker.kv_layout import KVCacheLayout
     from trioserve.worker.lora import Adapter
 
-__all__ = ["TorchExecutor", "highest_of", "inputs_of"]
+__all__ = ["TorchExecutor", "first_rows_of", "highest_of", "inputs_of"]
 
 
 class TorchExecutor:
@@ -95,12 +95,7 @@ class TorchExecutor:
             self._kv_caches,
             step_adapters(arranged, adapters) if adapters else None,
         )
-        first_rows = [0] * len(order)
-        row = 0
-        for index, sequence in zip(order, arranged, strict=True):
-            first_rows[index] = row
-            row += len(sequence.token_ids)
-        return first_rows
+        return first_rows_of(order, arranged)
 
     def logits(self, rows: Sequence[int]) -> np.ndarray:
         logits: np.ndarray = self._compute_logits(rows).numpy()
@@ -137,6 +132,17 @@ def highest_of(logits: torch.Tensor) -> Highest:
     highest = logits.argmax(-1, keepdim=True)  # a NaN counts as such
     is_finite = logits.gather(-1, highest)[:, 0].isfinite()
     return Highest(highest[:, 0].tolist(), is_finite.tolist())
+
+
+def first_rows_of(order: Sequence[int], arranged: Sequence[ScheduledSequence]) -> list[int]:
+    """The row of each sequence's first token, as `Executor.forward` returns it. `arranged` are the sequences
+    as they were computed; `order` says which one each of them is."""
+    first_rows = [0] * len(order)
+    row = 0
+    for index, sequence in zip(order, arranged, strict=True):
+        first_rows[index] = row
+        row += len(sequence.token_ids)
+    return first_rows
 
 
 def inputs_of(sequences: list[ScheduledSequence]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -20,7 +20,7 @@ from trioserve.worker.heard_audio import HeardAudio, StepHearing
 from trioserve.worker.loader import fill
 from trioserve.worker.log_mel import LogMel
 from trioserve.worker.native_hearing import NativeHearing
-from trioserve.worker.torch_executor import highest_of, inputs_of
+from trioserve.worker.torch_executor import first_rows_of, highest_of, inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,12 +141,7 @@ class WhisperExecutor:
             StepHearing.of(arranged, seats, self._heard),
             self._kv_caches,
         )
-        first_rows = [0] * len(order)
-        row = 0
-        for index, sequence in zip(order, arranged, strict=True):
-            first_rows[index] = row
-            row += len(sequence.token_ids)
-        return first_rows
+        return first_rows_of(order, arranged)
 
     @torch.inference_mode()
     def align(self, audio: AudioInput, token_ids: Sequence[int], num_prompt_tokens: int) -> list[float]:
