@@ -49,7 +49,7 @@ __all__ = ["Transcriber", "TranscriptionStream"]
 _MOST_WINDOWS = 8
 """Of one transcription under way at a time: each takes some megabytes here and there."""
 
-_WINDOW = 29.0
+_WINDOW = 25.0
 """Seconds that a window has at least, but the last one."""
 
 
