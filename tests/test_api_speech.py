@@ -204,7 +204,9 @@ async def test_an_abort_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ({"stream": "yes"}, "stream", "stream must be true or false, got 'yes'"),
         ({"top_k": "1.5"}, "top_k", "top_k must be an integer, got '1.5'"),
         ({"n": "2"}, "n", "n must be 1 or null, got 2"),
-        ({"use_beam_search": "true"}, "use_beam_search", "use_beam_search must be false or null, got True"),
+        ({"beam_width": "6"}, "beam_width", "beam_width must be an integer from 1 to 5, got 6"),
+        ({"use_beam_search": "false", "beam_width": "3"}, "beam_width",
+         "beam_width must be 1 or null without use_beam_search, got 3"),
         ({"include[]": "logprobs"}, "include", "include must be null or empty"),
         ({"to_language": "de"}, "to_language", "to_language must be null or empty, got 'de'"),
         ({"max_completion_tokens": "0"}, "max_completion_tokens", "max_completion_tokens must be"),
@@ -223,6 +225,25 @@ async def test_wrong_fields(hearing: Opener, fields: dict[str, Any], param: str,
         assert reply.error["param"] == param
         assert message in reply.error["message"]
         assert not found.fake.client.added
+
+
+@pytest.mark.parametrize(
+    ("fields", "width"),
+    [
+        ({}, 5),
+        ({"use_beam_search": "true", "beam_width": "3"}, 3),
+        ({"use_beam_search": "false"}, None),
+        ({"stream": "true"}, None),
+        ({"stream": "true", "use_beam_search": "true"}, 5),
+    ],
+)
+async def test_texts_that_are_followed_side_by_side(
+    hearing: Opener, fields: dict[str, str], width: int | None
+) -> None:
+    async with hearing(said(" Tea.")) as (client, found):
+        assert (await send(client, **fields)).status == 200
+        search = found.text_questions[0].audio.search
+        assert (None if search is None else search.beam_width) == width
 
 
 async def test_wrong_files(hearing: Opener) -> None:

@@ -6,6 +6,7 @@ import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 import pytest
 import trio
@@ -22,9 +23,10 @@ from helpers_speech import (
     timestamp,
     tokens_of,
 )
-from trioserve import InvalidRequestError, OverloadedError, TranscriptionParams
+from trioserve import AudioPrompt, InvalidRequestError, OverloadedError, SamplingParams, TranscriptionParams
 from trioserve.audio.limits import AudioLimits
 from trioserve.audio.speech import Speech
+from trioserve.audio_input import SpeechSearch
 from trioserve.errors import EngineDeadError
 from trioserve.frontend.speech_words import find_words
 from trioserve.frontend.window_run import CutShortError
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from trioserve.link.messages import Add
     from trioserve.worker.batch import SampledToken
 
-PLAIN = TranscriptionParams(timestamps="none", temperature=(0,), language="en")
+PLAIN = TranscriptionParams(timestamps="none", temperature=(0,), beam_width=1, language="en")
 
 Opener = Any
 
@@ -90,6 +92,7 @@ async def test_a_short_clip_is_one_question(hearing: Opener) -> None:
         assert np.frombuffer(question.prompt_token_ids, np.int32).tolist() == sot
         assert question.params.extra_args == {"timestamps": False}
         assert (question.params.temperature, question.params.max_tokens) == (0, 448 - 4)
+        assert question.audio.search is None
         assert result.num_prompt_tokens == 4
         assert result.num_generation_tokens == len(" Hello there.") + 1
 
@@ -142,6 +145,37 @@ async def test_sampling_parameters_are_handed_on(hearing: Opener) -> None:
         asked = fake.questions[0].params
         assert (asked.temperature, asked.top_p, asked.top_k, asked.seed) == (0.5, 0.9, 7, 3)
         assert asked.max_tokens == 9
+
+
+async def test_text_is_sought_by_beams_at_temperature_0(hearing: Opener) -> None:
+    async with hearing(said(" Tea.", logprob=-2)) as fake:
+        params = TranscriptionParams(language="en", temperature=(0, 0.5), length_penalty=0.5)
+        async with fake.fake.llm.transcribe(speech(1), params) as stream:
+            await stream.finish()
+        first, second = fake.text_questions
+        assert first.audio.search == SpeechSearch(beam_width=5, length_penalty=0.5)
+        assert second.audio.search is None
+        for ends_it in ({"beam_width": 1}, {"repetition_penalty": 1.1}):
+            plain = attrs.evolve(params, **ends_it)
+            async with fake.fake.llm.transcribe(speech(1), plain) as stream:
+                await stream.finish()
+            assert fake.text_questions[-2].audio.search is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"temperature": 0.5}, "temperature must be 0 for a beam search over audio, got 0.5"),
+        ({"logprobs": 3}, "logprobs must be None for a beam search over audio, got 3"),
+        ({"presence_penalty": 1}, "presence_penalty must be 0.0 for a beam search over audio, got 1"),
+    ],
+)
+async def test_what_a_search_cannot_heed(hearing: Opener, changes: dict[str, Any], reason: str) -> None:
+    async with hearing() as fake:
+        prompt = AudioPrompt(bytes(4), [TOKENS.sot], search=SpeechSearch())
+        params = attrs.evolve(SamplingParams(temperature=0), **changes)
+        with pytest.raises(InvalidRequestError, match=reason):
+            await fake.fake.llm.complete(prompt, params)
 
 
 # Long audio
@@ -382,6 +416,8 @@ async def test_there_may_be_no_room(hearing: Opener) -> None:
         ("prompt", 5, "prompt must be a string"),
         ("top_p", 0, "top_p must be"),
         ("seed", "x", "seed must be"),
+        ("beam_width", 6, "beam_width must be an integer from 1 to 5"),
+        ("length_penalty", math.inf, "length_penalty must be a number from -10 to 10"),
     ],
 )
 def test_wrong_parameters(field: str, value: Any, reason: str) -> None:

@@ -69,12 +69,12 @@ class KVCacheManager:
 
     def hash_prompt(self, request: Request) -> None:
         """Make the next `find_cached` of this request cheap: about 1 us per block are spent here instead."""
-        if self._prefix_cache is not None and request.params.reads_prefix_cache:
+        if self._prefix_cache is not None and _reads_prefix_cache(request):
             self._prefix_cache.hash_prompt(request)
 
     def find_cached(self, request: Request) -> CachedPrefix:
         """The known beginning of a request that holds no block yet; valid until blocks are next given out."""
-        if self._prefix_cache is None or not request.params.reads_prefix_cache:
+        if self._prefix_cache is None or not _reads_prefix_cache(request):
             return self._nothing_cached
         return self._prefix_cache.find(request)
 
@@ -128,7 +128,7 @@ class KVCacheManager:
         In this order, so that a block can be found for a while after nobody holds it any more. Costs the same
         however long the request is, and little as long as no end of a window crosses into another block.
         """
-        cache = self._prefix_cache
+        cache = None if request.is_search else self._prefix_cache
         num_computed = request.num_computed_tokens
         if cache is not None and num_computed >= (request.num_published_blocks + 1) * self.block_size:
             cache.publish(request)
@@ -197,6 +197,10 @@ class KVCacheManager:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+def _reads_prefix_cache(request: Request) -> bool:
+    return request.params.reads_prefix_cache and not request.is_search
 
 
 def _groups_by_window(layout: KVCacheLayout) -> list[list[int]]:

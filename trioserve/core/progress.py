@@ -41,6 +41,11 @@ def _keep_tokens(request: Request, output: SequenceOutput) -> int:
         _finish(request, FinishReason.ERROR)
         request.failure = output.failure
         return 0
+    if output.is_provisional:
+        request.output_token_ids += [token.token_id for token in output.tokens]
+        return 0
+    if output.is_whole:
+        request.output_token_ids.clear()
     num_kept = 0
     for token in output.tokens:
         _keep(request, token)

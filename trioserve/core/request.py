@@ -154,6 +154,11 @@ class Request:
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
+    def is_search(self) -> bool:
+        """Its output is provisional until it is whole, and its blocks hold nothing that others could use."""
+        return self.audio is not None and self.audio.search is not None
+
+    @property
     def has_ended(self) -> bool:
         return self.status is RequestStatus.FINISHED or self.status is RequestStatus.ABORTED
 

@@ -144,7 +144,7 @@ class Scheduler:
         if new.request_id in self._requests:
             raise ValueError(f"request id {new.request_id} is in use")
         request = to_request(new, self._limits, arrival=self._num_arrived + 1)
-        request.drafter = self._proposer.begin(request)
+        request.drafter = None if request.is_search else self._proposer.begin(request)
         self._num_arrived += 1
         self._requests[request.request_id] = request
         self._waiting.add(request)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from trioserve.audio_input import SpeechSearch
 from trioserve.frontend.speech_tokens import SpeechTokens
 from trioserve.frontend.tokenizer import Tokenizer
 from trioserve.frontend.transcription_params import TranscriptionParams
@@ -43,6 +44,8 @@ class Question:
     params: SamplingParams
     is_text: bool = False
     """The answer is what is said, or would be."""
+    search: SpeechSearch | None = None
+    """Of a text that is sought and not drawn."""
 
 
 @attrs.frozen(kw_only=True)
@@ -134,7 +137,14 @@ class Listener:
             extra_args={"timestamps": given.timestamps != "none"},
             **{name: getattr(given, name) for name in _SAMPLING},
         )
-        return Question(token_ids=prompt, params=params, is_text=True)
+        search = self._search() if temperature == 0 else None
+        return Question(token_ids=prompt, params=params, is_text=True, search=search)
+
+    def _search(self) -> SpeechSearch | None:
+        given = self.params
+        if not given.searches:
+            return None
+        return SpeechSearch(beam_width=given.beam_width, length_penalty=given.length_penalty)
 
     def _prompt(self) -> list[int]:
         ids = [*self._text_before(), *self._start()]

@@ -15,6 +15,7 @@ from trioserve.frontend.adapters import Adapter
 from trioserve.frontend.constraints import ConstraintsMaker
 from trioserve.frontend.prompts import AudioPrompt, TextPrompt, parse_prompt
 from trioserve.reasoning import find_reasoning_format
+from trioserve.sampling_params import SamplingParams
 from trioserve.text import is_unicode
 from trioserve.validators import shown
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from trioserve.config import EngineConfig, ResolvedModel
     from trioserve.frontend.prompts import PromptType, Truncation
     from trioserve.frontend.tokenizer import Tokenizer
-    from trioserve.sampling_params import SamplingParams
     from trioserve.token_constraints import TokenConstraints
 
 __all__ = ["InputProcessor", "Routing", "TokenizedPrompt"]
@@ -122,7 +122,7 @@ class InputProcessor:
             raise InvalidRequestError("This model takes text, and the prompt is audio.", parameter="prompt")
         self.check_vocabulary(parsed.token_ids)
         digest = await trio.to_thread.run_sync(_digest, parsed.samples, limiter=self._tokenizing)
-        audio = AudioInput(digest=digest, samples=parsed.samples)
+        audio = AudioInput(digest=digest, samples=parsed.samples, search=parsed.search)
         return TokenizedPrompt(None, parsed.token_ids, parsed.cache_salt, audio)
 
     async def tokenize_part(self, prompt: PromptType, *, is_first: bool = True) -> TokenizedPrompt:
@@ -243,6 +243,26 @@ class InputProcessor:
         self._check_all_logprobs(params, prompt_length)
         return params
 
+    def check_search(self, params: SamplingParams) -> None:
+        """
+        Raises:
+          InvalidRequestError: `params` have what a beam search over audio cannot heed.
+        """
+        if params.temperature != 0:
+            raise InvalidRequestError(
+                f"temperature must be 0 for a beam search over audio, got {params.temperature}.",
+                parameter="temperature",
+            )
+        for field in attrs.fields(SamplingParams):
+            value, plain = getattr(params, field.name), getattr(_GREEDY, field.name)
+            if field.name == "logprobs" and value == 0:
+                continue
+            if value != plain and field.name not in _FREE_IN_SEARCH:
+                raise InvalidRequestError(
+                    f"{field.name} must be {shown(plain)} for a beam search over audio, got {shown(value)}.",
+                    parameter=field.name,
+                )
+
     def check_room(self, max_tokens: int, prompt_length: int) -> None:
         """
         Raises:
@@ -293,6 +313,14 @@ class InputProcessor:
                     f"{field} must name token ids below {self._model.vocab_size}, got {shown(highest)}.",
                     parameter=field,
                 )
+
+
+_GREEDY = SamplingParams(temperature=0)
+_FREE_IN_SEARCH = {
+    "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "detokenize", "skip_special_tokens",
+    "skip_reading_prefix_cache", "extra_args", "output_kind", "flat_logprobs",
+}  # fmt: skip
+"""Fields of `SamplingParams` that may be set for a beam search over audio."""
 
 
 def _digest(samples: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, cast
 
 import attrs
 
-from trioserve.audio_input import MAX_AUDIO_SECONDS, SAMPLING_RATE
+from trioserve.audio_input import MAX_AUDIO_SECONDS, SAMPLING_RATE, SpeechSearch
 from trioserve.errors import InvalidRequestError
 from trioserve.validators import boolean, optional, reject, shown
 
@@ -92,6 +92,9 @@ class AudioPrompt:
     """Of the decoder's prompt, as `trioserve.frontend.speech_tokens` draws it."""
     cache_salt: str | None = None
     """As of a TextPrompt."""
+    search: SpeechSearch | None = None
+    """Its text is found by beam search, which tells of nothing before its end. The params must be those of
+    greedy decoding, without anything that changes what is likely."""
 
 
 @attrs.frozen

@@ -113,6 +113,8 @@ class Requests:
             if not has_place:
                 self.admission.check_tokens(params.n * len(tokenized.token_ids))
             if tokenized.audio is not None:
+                if tokenized.audio.search is not None:
+                    self.inputs.check_search(params)
                 await self._make_way_for_audio(params)
             channel = self.open_channel(request_id, params)
             channel.prompt = tokenized.text

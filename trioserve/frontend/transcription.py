@@ -100,9 +100,9 @@ class Transcriber:
 class TranscriptionStream:
     """One transcription: an async context manager, and an async iterator of what is new of it.
 
-    Text comes as the engine writes it if `params.temperature` is one number, else by windows: until a window
-    has ended, its text may be thrown away. Segments come by windows. Each step is a checkpoint; a
-    cancellation loses nothing.
+    Text comes as the engine writes it if `params.temperature` is one number and `beam_width` 1, else by
+    windows: until a window has ended, its text may be thrown away. Segments come by windows. Each step is a
+    checkpoint; a cancellation loses nothing.
 
     Leaving it by any path ends all of its requests in the engine, synchronously.
     """
@@ -290,7 +290,7 @@ class TranscriptionStream:
             self._samples(window.start, window.end),
             self._listener,
             self._note,
-            shows_text_at_once=not self._params.falls_back,
+            shows_text_at_once=not self._params.is_tentative,
         )
 
     def _samples(self, start: int, end: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import attrs
 
+from trioserve.audio_input import SpeechSearch
 from trioserve.sampling_params import SamplingParams
 from trioserve.validators import integer, number, one_of, optional, plain, reject
 
@@ -21,6 +22,8 @@ FALLBACK_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """Tried one after the other, until the text is good enough: those of OpenAI's Whisper."""
 
 _PARAMS = attrs.fields_dict(SamplingParams)
+_SEARCH = attrs.fields_dict(SpeechSearch)
+_PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 _MAX_TEMPERATURES = 8
 
 
@@ -47,7 +50,10 @@ def _text(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
 
 def _sampling(name: str) -> Any:
     """As the field of the same name of `SamplingParams`."""
-    like = _PARAMS[name]
+    return _like(_PARAMS[name])
+
+
+def _like(like: attrs.Attribute[Any]) -> Any:
     return attrs.field(default=like.default, converter=like.converter, validator=like.validator)
 
 
@@ -74,6 +80,11 @@ class TranscriptionParams:
     )
     """A number, or several, each for a window whose text was not good enough with the one before. 0 alone
     stands for `FALLBACK_TEMPERATURES`."""
+    beam_width: int = _like(_SEARCH["beam_width"])
+    """Texts that are followed side by side at temperature 0, of which the likeliest is taken; 1: none but the
+    one that is the likeliest token by token. A penalty makes it 1."""
+    length_penalty: float = _like(_SEARCH["length_penalty"])
+    """Of these, which is the likeliest: logprobs' sum / length ** length_penalty."""
     compression_ratio_threshold: float | None = _threshold(2.4, "a number, or null")
     """Text that zlib makes smaller than that is not good enough: it says the same over and over."""
     logprob_threshold: float | None = _threshold(-1.0, "a number, or null")
@@ -93,6 +104,13 @@ class TranscriptionParams:
     repetition_penalty: float = _sampling("repetition_penalty")
 
     @property
-    def falls_back(self) -> bool:
+    def searches(self) -> bool:
+        """Text at temperature 0 is found by beam search."""
+        return self.beam_width > 1 and all(
+            getattr(self, name) == _PARAMS[name].default for name in _PENALTIES
+        )
+
+    @property
+    def is_tentative(self) -> bool:
         """Text may be thrown away, so it is not known before its window ends."""
-        return len(self.temperature) > 1
+        return len(self.temperature) > 1 or (self.searches and self.temperature[0] == 0)

@@ -48,7 +48,7 @@ class EngineAccess:
         """The answer's channel, which must be released. Raises as `Requests.submit` does."""
         kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
         return await self.requests.submit(
-            AudioPrompt(samples, question.token_ids),
+            AudioPrompt(samples, question.token_ids, search=question.search),
             attrs.evolve(question.params, output_kind=kind),
             self.routing,
             request_id=self.request_id,

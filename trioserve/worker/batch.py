@@ -100,3 +100,7 @@ class SequenceOutput:
     """Of consecutive prompt positions from `prompt_logprobs_start` on."""
     failure: str | None = None
     """Why this sequence cannot go on (its grammar ran into a limit, say); there are no tokens then."""
+    is_provisional: bool = False
+    """Of a search: it has come so far, and all of its tokens may still change. There is one."""
+    is_whole: bool = False
+    """Of a search that has ended: its tokens are all of the output, in the place of provisional ones."""

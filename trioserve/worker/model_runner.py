@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import attrs
 
@@ -19,6 +19,7 @@ from trioserve.worker.masks import GrammarMasks
 from trioserve.worker.prompt_logprobs import prompt_logprobs
 from trioserve.worker.sampler import Sampler
 from trioserve.worker.speech_rules import SpeechRules
+from trioserve.worker.speech_searches import SpeechSearches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from trioserve.worker.lora import Adapter
     from trioserve.worker.lora_files import AdapterFile
     from trioserve.worker.masks import Masks
+    from trioserve.worker.speech_searches import BeamExecutor
 
 __all__ = ["ModelRunner"]
 
@@ -60,6 +62,7 @@ class ModelRunner:
         self._masks = GrammarMasks(model.vocab_size)
         self._speech_rules = _speech_rules(model)
         self._sampler = Sampler(model.vocab_size, self._processors, self._speech_rules)
+        self._searches = _speech_searches(self._executor, self._compute, model)
         self._max_lora_rank = 0 if config.lora is None else config.lora.max_rank
         self._adapters: dict[str, Adapter] = {}  # how many there are is for those to limit who add them
 
@@ -149,6 +152,8 @@ class ModelRunner:
 
     def free_kv_cache(self) -> None:
         """Give its memory back to the system; no step can run until it is allocated anew."""
+        if self._searches is not None:
+            self._searches.forget_all()
         self._executor.free_kv_cache()
         _return_memory()
 
@@ -175,6 +180,9 @@ class ModelRunner:
 
         The grammars of its sequences are advanced by the tokens that are drawn.
         """
+        return self._compute(batch) if self._searches is None else self._searches.execute(batch)
+
+    def _compute(self, batch: StepBatch) -> list[SequenceOutput]:
         sampling = [sequence for sequence in batch.sequences if sequence.samples]
         masks = self._masks.begin(sampling)
         first_rows = self._executor.forward(batch.sequences, self._adapters)
@@ -193,6 +201,14 @@ class ModelRunner:
 
 def _speech_rules(model: ResolvedModel) -> SpeechRules | None:
     return SpeechRules.from_directory(Path(model.directory)) if model.architecture in SPEECH else None
+
+
+def _speech_searches(
+    executor: Executor, compute: Callable[[StepBatch], list[SequenceOutput]], model: ResolvedModel
+) -> SpeechSearches | None:
+    if model.architecture not in SPEECH:
+        return None
+    return SpeechSearches(cast("BeamExecutor", executor), compute, model.max_model_len)
 
 
 def _processor_context(model: ResolvedModel, config: EngineConfig) -> ProcessorContext:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from trioserve.audio_input import MAX_BEAM_WIDTH
 from trioserve.models.config_whisper import WhisperConfig, whisper_config
 from trioserve.models.whisper import TorchHearing, WhisperDecoder
 from trioserve.models.whisper_weights import is_redundant, whisper_shapes
 from trioserve.worker.alignment import align, alignment_heads
 from trioserve.worker.attention import TorchAttention
+from trioserve.worker.beam_pages import BeamPages
 from trioserve.worker.checkpoint import read_config
 from trioserve.worker.heard_audio import HeardAudio, StepHearing
 from trioserve.worker.loader import fill
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from trioserve.audio_input import AudioInput
     from trioserve.config import DType, EngineConfig, ResolvedModel
     from trioserve.worker.batch import ScheduledSequence
+    from trioserve.worker.beam_pages import PageCopy
     from trioserve.worker.executor import Highest
     from trioserve.worker.kv_layout import KVCacheLayout
     from trioserve.worker.lora import Adapter
@@ -50,8 +53,8 @@ class Hearing(Protocol):
 class WhisperExecutor:
     """See `trioserve.worker.executor.Executor`. Every sequence has its `audio`.
 
-    A block of the cache stands for `block_size` tokens of text and the same part of a seat for audio: what
-    holds a whole text brings a seat with it.
+    A block of the cache stands for `block_size` tokens of text, the same part of a seat for audio, and a page
+    for each beam that a search can have: what holds a whole text brings a seat and beams with it.
 
     Args:
       library: native kernels for the encoder; or why torch computes that, too.
@@ -79,6 +82,8 @@ class WhisperExecutor:
         # Invariant: both are there from allocate_kv_cache to free_kv_cache.
         self._kv_caches: list[torch.Tensor] = []
         self._heard: HeardAudio | None = None
+        self._block_size = config.cache.block_size
+        self._beam_pages: BeamPages | None = None
         # Invariant: None exactly between free_weights and load_weights.
         self._model: tuple[Hearing, WhisperDecoder] | None = None
         self._native = None if isinstance(library, str) else NativeHearing(library, config.threads)
@@ -94,21 +99,24 @@ class WhisperExecutor:
     @property
     def bytes_per_block(self) -> int:
         seat = HeardAudio.bytes_per_seat(self._whisper)
-        return self._attention.bytes_per_block + -(-seat // self._blocks_per_seat)
+        return (1 + MAX_BEAM_WIDTH) * self._attention.bytes_per_block + -(-seat // self._blocks_per_seat)
 
     def max_num_seqs(self, num_blocks: int) -> int:
         return max(1, num_blocks // self._blocks_per_seat)
 
     @torch.inference_mode()
     def allocate_kv_cache(self, num_blocks: int) -> None:
-        self._kv_caches = self._attention.allocate(num_blocks)
-        self._heard = HeardAudio(self._whisper, self.max_num_seqs(num_blocks))
+        num_seats = self.max_num_seqs(num_blocks)
+        num_pages = num_seats * MAX_BEAM_WIDTH * self._blocks_per_seat
+        self._kv_caches = self._attention.allocate(num_blocks + num_pages)
+        self._beam_pages = BeamPages(num_blocks, num_pages, self._block_size)
+        self._heard = HeardAudio(self._whisper, num_seats)
 
     def populate_kv_cache(self, first_block: int, end_block: int) -> None:
         """Left to the first use."""
 
     def free_kv_cache(self) -> None:
-        self._kv_caches, self._heard = [], None
+        self._kv_caches, self._heard, self._beam_pages = [], None, None
 
     def free_weights(self) -> None:
         self._model = None
@@ -142,6 +150,19 @@ class WhisperExecutor:
             self._kv_caches,
         )
         return first_rows_of(order, arranged)
+
+    @property
+    def beam_pages(self) -> BeamPages:
+        """Of the cache that is there; not those of the one before it."""
+        assert self._beam_pages is not None, "the cache has been freed"
+        return self._beam_pages
+
+    @torch.inference_mode()
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        if copies:
+            sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
+            for cache in self._kv_caches:
+                cache[:, targets] = cache[:, sources]
 
     @torch.inference_mode()
     def align(self, audio: AudioInput, token_ids: Sequence[int], num_prompt_tokens: int) -> list[float]:

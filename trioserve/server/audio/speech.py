@@ -10,6 +10,7 @@ import attrs
 from quart import Response
 
 from trioserve.audio.limits import AudioLimits
+from trioserve.audio_input import MAX_BEAM_WIDTH
 from trioserve.errors import InvalidRequestError
 from trioserve.frontend.languages import LANGUAGES
 from trioserve.frontend.transcription_params import SpeechTask, TranscriptionParams
@@ -125,7 +126,7 @@ class SpeechToText:
 
 
 def _params(request: TranscriptionRequest, task: SpeechTask) -> TranscriptionParams:
-    given = {name: getattr(request, name) for name in _SAMPLING}
+    given = {name: getattr(request, name) for name in (*_SAMPLING, "length_penalty")}
     temperature = request.temperature or 0.0
     return TranscriptionParams(
         task=task,
@@ -136,8 +137,15 @@ def _params(request: TranscriptionRequest, task: SpeechTask) -> TranscriptionPar
         temperature=(temperature,) if request.stream else temperature,
         timestamps=_timestamps(request),
         max_tokens=request.max_completion_tokens,
+        beam_width=_beam_width(request),
         **{name: value for name, value in given.items() if value is not None},
     )
+
+
+def _beam_width(request: TranscriptionRequest) -> int:
+    """A stream is for those who want to see text as it is written, which a search has none of."""
+    wants_search = not request.stream if request.use_beam_search is None else request.use_beam_search
+    return request.beam_width or (MAX_BEAM_WIDTH if wants_search else 1)
 
 
 def _timestamps(request: TranscriptionRequest) -> TimestampKind:

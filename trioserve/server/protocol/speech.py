@@ -8,6 +8,7 @@ from typing import Literal
 import attrs
 from msgspec import UNSET, UnsetType
 
+from trioserve.frontend.transcription_params import TranscriptionParams
 from trioserve.sampling_params import SamplingParams
 from trioserve.server.protocol.reading import Problem, RequestReader
 from trioserve.server.protocol.refusals import Refusal
@@ -49,6 +50,12 @@ class TranscriptionRequest:
     """What verbose_json is to have; by default, segments."""
     temperature: float | None = None
     """0, the default: windows whose text is not good enough are heard again with higher ones."""
+    use_beam_search: bool | None = None
+    """True by default, unless `stream`: texts are followed side by side at temperature 0."""
+    beam_width: int | None = None
+    """So many, 5 by default; 1: as without beam search."""
+    length_penalty: float | None = None
+    """The higher, the longer the text may be."""
     stream: bool | None = None
     seed: int | None = None
     top_p: float | None = None
@@ -73,18 +80,22 @@ class TranscriptionRequest:
 
 
 _PARAMS = attrs.fields_dict(SamplingParams)
+_TRANSCRIPTION = attrs.fields_dict(TranscriptionParams)
 
 _RANGES = {
+    "max_completion_tokens": _PARAMS["max_tokens"].evolve(name="max_completion_tokens"),
+    "beam_width": _TRANSCRIPTION["beam_width"],
+    "length_penalty": _TRANSCRIPTION["length_penalty"],
+} | {
     name: _PARAMS[name]
     for name in (
         "temperature", "seed", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
         "repetition_penalty",
     )
-} | {"max_completion_tokens": _PARAMS["max_tokens"].evolve(name="max_completion_tokens")}  # fmt: skip
+}  # fmt: skip
 
 _REFUSALS = (
     Refusal("n", "1 or null", (1,)),
-    Refusal("use_beam_search", "false or null", (False,)),
     Refusal("include", "null or empty", ([],)),
     Refusal("chunking_strategy", '"auto" or null', ("auto",)),
     *(
@@ -108,6 +119,9 @@ def _find_conflicts(request: TranscriptionRequest) -> list[Problem]:
                 "response_format", f"response_format must be json or text with stream, got {request.form}."
             )
         )
+    if request.use_beam_search is False and request.beam_width not in {None, 1}:
+        sentence = f"beam_width must be 1 or null without use_beam_search, got {request.beam_width}."
+        problems.append(Problem("beam_width", sentence))
     if request.timestamp_granularities and request.form != "verbose_json":
         problems.append(
             Problem(
