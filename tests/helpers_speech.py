@@ -77,7 +77,10 @@ def speech(seconds: float) -> Speech:
     return Speech.from_samples(noise * np.linspace(0.1, 1, count))
 
 
-BECKETT = "Ever tried, ever failed. No matter, try again. Fail again. Fail better."
+BECKETT = "Ever tried. Ever failed. No matter. Try again. Fail again. Fail better."
+"""As Whisper tiny writes it with five beams, here and in transformers; and Beckett."""
+
+BECKETT_GREEDY = "Ever tried, ever failed. No matter, try again. Fail again. Fail better."
 
 
 def beckett() -> bytes:

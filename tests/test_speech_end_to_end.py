@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import socket
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import openai
 import pytest
 
 from helpers_audio import encode, wav
-from helpers_speech import BECKETT, beckett
+from helpers_speech import BECKETT, BECKETT_GREEDY, beckett
 from served import ServedModel, served, wait_for
 from trioserve import LLM, Speech, TranscriptionParams
 from trioserve.audio.decoding import decode_audio
@@ -71,9 +72,9 @@ def test_a_stream_for_the_client(client: openai.OpenAI, clip: bytes) -> None:
     events = list(stream)
     deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
     assert len(deltas) > 3
-    assert "".join(deltas) == BECKETT
+    assert "".join(deltas) == BECKETT_GREEDY
     [done] = [event for event in events if event.type == "transcript.text.done"]
-    assert done.text == BECKETT
+    assert done.text == BECKETT_GREEDY
     assert done.usage is not None
     assert done.usage.total_tokens > 500
 
@@ -102,7 +103,8 @@ def test_long_audio_is_heard_in_windows(client: openai.OpenAI, clip: bytes) -> N
     assert found.segments is not None
     starts = [segment.start for segment in found.segments]
     assert starts == sorted(starts)
-    assert starts[-1] > 35
+    assert starts[-1] > 25
+    assert 38 < found.segments[-1].end < 42.1
     assert {segment.seek for segment in found.segments} != {0}
 
 
@@ -172,3 +174,15 @@ def test_words_have_times(client: openai.OpenAI, clip: bytes) -> None:
     (ever, *_, better) = found.words
     assert ever.start < 1.5
     assert 7.5 < better.start < better.end < 9.97
+
+
+def test_other_languages(tmp_path: Path) -> None:
+    """The language is found, and translated from."""
+    file = tmp_path / "spoken.wav"
+    sentence = "Buenos días. Mi hermana vive en una casa pequeña cerca del mar."
+    subprocess.run(["espeak-ng", "-v", "es", "-s", "130", "-w", file, sentence], check=True)
+    with LLM(model="whisper-base", dtype="float32", threads=2) as llm:
+        (found,) = llm.transcribe(file, use_tqdm=False)
+        assert (found.language, found.text) == ("es", sentence)
+        (found,) = llm.transcribe(file, TranscriptionParams(task="translate"), use_tqdm=False)
+        assert found.text.endswith("lives in a small house near the sea.")

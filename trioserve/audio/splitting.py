@@ -23,6 +23,12 @@ two sentences; with one second, it is often one within a word."""
 _QUIET = 6400
 """Samples (0.4 s) whose energy is compared: pauses between sentences are as long, those between words not."""
 
+_ABOUT = 1.5
+"""Times the least energy is about as quiet."""
+
+_NOTHING = 1e-6
+"""An energy (the sum of squares) that is none, but for the rounding of long sums."""
+
 
 @attrs.frozen
 class Window:
@@ -58,7 +64,9 @@ def split_at_quiet(
 
 
 def _quietest(samples: NDArray[np.float32]) -> int:
-    """The middle of the 0.4 s with the least energy."""
+    """The middle of the 0.4 s with the least energy, or of later ones that are about as quiet: a window that
+    begins with silence is heard worse than one that ends with it."""
     energy = np.concatenate(([0.0], np.cumsum(np.square(samples, dtype=np.float64))))
     width = min(_QUIET, len(samples))
-    return int(np.argmin(energy[width:] - energy[:-width])) + width // 2
+    around = energy[width:] - energy[:-width]
+    return int(np.flatnonzero(around <= _ABOUT * around.min() + _NOTHING)[-1]) + width // 2
