@@ -1,6 +1,6 @@
 """`LLM.transcribe` of some files, for `speech.py`. Prints one line of JSON.
 
-python benchmarks/speech_ours.py MODEL FILE ...
+python benchmarks/speech_ours.py MODEL BEAMS FILE ...
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from trioserve import LLM, Speech, TranscriptionParams
 
 
 def main() -> None:
-    model, *files = sys.argv[1:]
-    params = TranscriptionParams(language="en", temperature=(0,))
+    model, beams, *files = sys.argv[1:]
+    params = TranscriptionParams(language="en", beam_width=int(beams))
     with LLM(model=model, threads=2, dtype="float32", log={"stats_interval": 0}) as llm:
         # What is made on first use; of other audio, for the engine remembers what it has heard.
         llm.transcribe(Speech.from_samples([0.0, 0.1] * 8000), params, use_tqdm=False)

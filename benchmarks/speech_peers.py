@@ -1,7 +1,7 @@
 """The same by others, for `speech.py`, in an environment that has them. Prints one line of JSON.
 
-python benchmarks/speech_peers.py faster-whisper DIRECTORY float32|int8 FILE ...
-python benchmarks/speech_peers.py transformers DIRECTORY FILE ...
+python benchmarks/speech_peers.py faster-whisper DIRECTORY float32|int8 BEAMS FILE ...
+python benchmarks/speech_peers.py transformers DIRECTORY float32 BEAMS FILE ...
 """
 
 from __future__ import annotations
@@ -19,13 +19,9 @@ _WARMING = np.tile(np.float32([0.0, 0.1]), 8000)
 
 
 def main() -> None:
-    program, directory, *rest = sys.argv[1:]
-    option = rest.pop(0)
-    hear = (
-        _faster_whisper(directory, option)
-        if program == "faster-whisper"
-        else _transformers(directory, int(option))
-    )
+    program, directory, precision, beams, *rest = sys.argv[1:]
+    open_program = _faster_whisper if program == "faster-whisper" else _transformers
+    hear = open_program(directory, precision, int(beams))
     hear(_WARMING)
     started = time.perf_counter()
     samples = [decode_audio(file) for file in rest]
@@ -40,20 +36,20 @@ def main() -> None:
     print(json.dumps(summary))
 
 
-def _faster_whisper(directory: str, precision: str) -> Any:
+def _faster_whisper(directory: str, precision: str, beams: int) -> Any:
     from faster_whisper import WhisperModel  # noqa: PLC0415 - only one of the two is wanted
 
     model = WhisperModel(directory, device="cpu", compute_type=precision, cpu_threads=_THREADS)
 
     def hear(samples: np.ndarray) -> tuple[str, list[float]]:
-        segments, _ = model.transcribe(samples, language="en", beam_size=1, temperature=0)
+        segments, _ = model.transcribe(samples, language="en", beam_size=beams)
         found = list(segments)
         return "".join(segment.text for segment in found).strip(), [segment.end for segment in found]
 
     return hear
 
 
-def _transformers(directory: str, beams: int) -> Any:
+def _transformers(directory: str, precision: str, beams: int) -> Any:
     import torch  # noqa: PLC0415 - as above
     import transformers  # noqa: PLC0415
 
@@ -61,7 +57,9 @@ def _transformers(directory: str, beams: int) -> Any:
     torch.set_num_threads(_THREADS)
     recognize = transformers.pipeline(
         "automatic-speech-recognition",
-        model=transformers.WhisperForConditionalGeneration.from_pretrained(directory, dtype=torch.float32),
+        model=transformers.WhisperForConditionalGeneration.from_pretrained(
+            directory, dtype=getattr(torch, precision)
+        ),
         tokenizer=transformers.AutoTokenizer.from_pretrained(directory),
         feature_extractor=transformers.WhisperFeatureExtractor(),
     )
