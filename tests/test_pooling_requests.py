@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -300,6 +301,23 @@ async def test_embeddings_are_scored_by_their_cosine(open_pooling: Any) -> None:
             cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
             assert score.outputs.score == pytest.approx(cosine, abs=1e-12)
             assert list(score.prompt_token_ids) == [ord(query), ord(document)]
+
+
+@pytest.mark.parametrize(
+    ("similarity", "reference"),
+    [
+        ("dot", lambda x, y: x @ y),
+        ("euclidean", lambda x, y: -math.dist(x, y)),
+        ("manhattan", lambda x, y: -sum(abs(x - y))),
+    ],
+)
+async def test_a_model_may_name_another_similarity(
+    open_pooling: Any, similarity: Any, reference: Callable[[Any, Any], float]
+) -> None:
+    async with open_pooling(attrs.evolve(EMBEDDER, normalizes=False, similarity=similarity)) as fake:
+        (score,) = await fake.llm.score("a", "b")
+        x, y = (expected(text, use_activation=False).astype(np.float64) for text in "ab")
+        assert score.outputs.score == pytest.approx(reference(x, y), abs=1e-12)
 
 
 async def test_token_embeddings_are_scored_by_the_sum_of_their_best_products(open_pooling: Any) -> None:

@@ -305,6 +305,17 @@ def test_lengths_case_and_prompts(tmp_path: Path) -> None:
         resolve(tmp_path, BERT, files)
 
 
+def test_how_embeddings_are_compared(tmp_path: Path) -> None:
+    assert pooler_of(tmp_path, BERT).similarity == "cosine"
+    files = {"config_sentence_transformers.json": {"similarity_fn_name": "dot"}}
+    model = resolve(tmp_path, BERT, files)
+    assert model.pooler is not None
+    assert model.pooler.similarity == "dot"
+    files["config_sentence_transformers.json"]["similarity_fn_name"] = "jaccard"
+    with pytest.raises(ModelNotSupportedError, match="must be one of cosine, dot, euclidean, manhattan"):
+        resolve(tmp_path, BERT, files)
+
+
 @pytest.mark.parametrize(
     ("change", "dimensions"),
     [({}, None), ({"is_matryoshka": True}, ()), ({"matryoshka_dimensions": [8, 16, 48]}, (8, 16, 48))],

@@ -37,6 +37,7 @@ __all__ = [
     "ReasoningConfig",
     "ResolvedModel",
     "SchedulerConfig",
+    "Similarity",
     "SpeculativeConfig",
     "StructuredOutputsConfig",
     "SupervisionConfig",
@@ -45,6 +46,7 @@ __all__ = [
 DType = Literal["bfloat16", "float32"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 PoolingType = Literal["mean", "cls", "last", "all"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 """Of which tokens' hidden states a result is made: mean of all, the first, the last; all: each by itself."""
 ClassActivation = Literal["softmax", "sigmoid", "identity"]
 """What makes probabilities of classes' logits; identity: they stay logits."""
@@ -324,6 +326,8 @@ class Pooler:
     pooling_type: PoolingType
     normalizes: bool = True
     """Embeddings get length 1, where a request does not say."""
+    similarity: Similarity = "cosine"
+    """What the score of two embeddings is; of the two distances, the negative."""
     hidden_size: int
     """Of an embedding that is not cut."""
     dense: tuple[DenseModule, ...] = ()

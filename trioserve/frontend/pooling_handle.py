@@ -88,8 +88,9 @@ class PoolingHandle:
         """How well each document fits: its own query, or the only one.
 
         What the score is depends on the model: of a cross-encoder its one label's, of embeddings their
-        cosine, of token embeddings MaxSim. `params.task` chooses, where there are several. A truncation of a
-        text holds for the pair, where a model looks at both together.
+        cosine (or the similarity that its files name), of token embeddings MaxSim. `params.task` chooses,
+        where there are several. A truncation of a text holds for the pair, where a model looks at both
+        together.
 
         Raises as `encode_many`, and InvalidRequestError also if there are not as many queries as documents.
         """

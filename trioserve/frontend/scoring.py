@@ -17,7 +17,7 @@ from trioserve.pooling_params import PoolingParams
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trioserve.config import ResolvedModel
+    from trioserve.config import ResolvedModel, Similarity
     from trioserve.frontend.pooling import PoolingRequests
     from trioserve.frontend.pooling_tokenizer import Prompt
     from trioserve.frontend.prompts import PromptType
@@ -32,9 +32,9 @@ _VALUES_AT_ONCE = 100_000
 
 
 def scoring_task(model: ResolvedModel, wanted: str | None = None) -> ScoringTask:
-    """What scores are made of: classify (a cross-encoder, which looks at both texts together), embed (cosine
-    of two embeddings) or token_embed (late interaction: MaxSim). The first of the model's tasks, if none is
-    wanted.
+    """What scores are made of: classify (a cross-encoder, which looks at both texts together), embed (how
+    similar two embeddings are) or token_embed (late interaction: MaxSim). The first of the model's tasks, if
+    none is wanted.
 
     Raises:
       InvalidRequestError: the model gives no scores, or not so.
@@ -83,7 +83,8 @@ async def score(
     prompts: list[Prompt] = [inputs.with_instruction(query, query_name) for query in queries]
     prompts += [inputs.with_instruction(document, document_name) for document in documents]
     outputs = await requests.encode(prompts, params, request_id=request_id, priority=priority)
-    return await _compare(outputs[: len(queries)], outputs[len(queries) :])
+    similarity = "cosine" if model.pooler is None else model.pooler.similarity
+    return await _compare(outputs[: len(queries)], outputs[len(queries) :], similarity)
 
 
 def check_lengths(num_queries: int, num_documents: int) -> None:
@@ -113,13 +114,18 @@ def _to_pair(requests: PoolingRequests, query: PromptType, document: PromptType)
 
 
 async def _compare(
-    queries: Sequence[PoolingRequestOutput], documents: Sequence[PoolingRequestOutput]
+    queries: Sequence[PoolingRequestOutput],
+    documents: Sequence[PoolingRequestOutput],
+    similarity: Similarity,
 ) -> list[ScoringRequestOutput]:
     pairs = [
         (queries[0 if len(queries) == 1 else index], document) for index, document in enumerate(documents)
     ]
     work = sum(_num_products(query.outputs, document.outputs) for query, document in pairs)
-    scores = _scores(pairs) if work < _VALUES_AT_ONCE else await trio.to_thread.run_sync(_scores, pairs)
+    if work < _VALUES_AT_ONCE:
+        scores = _scores(pairs, similarity)
+    else:
+        scores = await trio.to_thread.run_sync(_scores, pairs, similarity)
     outputs = [
         _to_score(document, [*query.prompt_token_ids, *document.prompt_token_ids], value)
         for (query, document), value in zip(pairs, scores, strict=True)
@@ -134,24 +140,34 @@ def _num_products(query: PoolingOutput, document: PoolingOutput) -> int:
     return len(query.data) * (document.num_rows or 1)
 
 
-def _scores(pairs: Sequence[tuple[PoolingRequestOutput, PoolingRequestOutput]]) -> list[float]:
-    """Cosine, or MaxSim (https://arxiv.org/abs/2004.12832): for each token of the query its best product with
-    a token of the document, and the sum of these. In float64."""
+def _scores(
+    pairs: Sequence[tuple[PoolingRequestOutput, PoolingRequestOutput]], similarity: Similarity
+) -> list[float]:
+    """The similarity of embeddings, or MaxSim (https://arxiv.org/abs/2004.12832): for each token of the query
+    its best product with a token of the document, and the sum of these. In float64."""
     import numpy as np  # noqa: PLC0415 - a tenth of a second, and 20 MB, that other servers do not need
 
     def rows(output: PoolingOutput) -> np.ndarray:
         values = np.frombuffer(output.data, dtype=np.float32).astype(np.float64)
         return values.reshape(output.num_rows or 1, -1)
 
-    scores = []
-    for query, document in pairs:
-        products = rows(query.outputs) @ rows(document.outputs).T
-        if query.outputs.num_rows is None:
-            lengths = [np.linalg.norm(rows(text.outputs)) for text in (query, document)]
-            scores.append(float(products[0, 0] / ((lengths[0] * lengths[1]) or 1.0)))
-        else:
-            scores.append(float(products.max(axis=1).sum()))
-    return scores
+    def likeness(query: np.ndarray, document: np.ndarray) -> float:
+        match similarity:
+            case "cosine":
+                return float(query @ document / ((np.linalg.norm(query) * np.linalg.norm(document)) or 1.0))
+            case "dot":
+                return float(query @ document)
+            case "euclidean":
+                return -float(np.linalg.norm(query - document))
+            case "manhattan":
+                return -float(np.abs(query - document).sum())
+
+    return [
+        likeness(rows(query.outputs)[0], rows(document.outputs)[0])
+        if query.outputs.num_rows is None
+        else float((rows(query.outputs) @ rows(document.outputs).T).max(axis=1).sum())
+        for query, document in pairs
+    ]
 
 
 def _to_score(output: PoolingRequestOutput, token_ids: Sequence[int], value: float) -> ScoringRequestOutput:

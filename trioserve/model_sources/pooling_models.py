@@ -146,6 +146,7 @@ def make_pooler(files: PoolingFiles, purpose: Purpose, wanted: ModelConfig) -> P
         lower_case=files.settings.lower_case,
         prompts=files.settings.prompts,
         default_prompt=files.settings.default_prompt,
+        similarity=files.settings.similarity,
     )
 
 

@@ -6,11 +6,11 @@ Pooling, sometimes Dense, and Normalize.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import attrs
 
-from trioserve.config import DenseModule, PoolingType
+from trioserve.config import DenseModule, PoolingType, Similarity
 from trioserve.errors import ModelNotSupportedError, ModelSourceError
 from trioserve.model_sources.json_files import read_json, read_json_list, structure
 
@@ -65,12 +65,13 @@ class SentenceModules:
 
 @attrs.frozen(kw_only=True)
 class SentenceSettings:
-    """What comes before the tokens."""
+    """What comes before the tokens, and how embeddings are compared."""
 
     max_seq_length: int | None = None
     lower_case: bool = False
     prompts: dict[str, str] = attrs.field(factory=dict)
     default_prompt: str | None = None
+    similarity: Similarity = "cosine"
 
 
 @attrs.frozen
@@ -94,9 +95,10 @@ class _Dense:
 
 
 @attrs.frozen
-class _Prompts:
+class _Config:
     prompts: dict[str, str] = attrs.field(factory=dict)
     default_prompt_name: str | None = None
+    similarity_fn_name: str | None = None
 
 
 @attrs.frozen
@@ -126,21 +128,33 @@ def read_modules(directory: Path) -> SentenceModules | None:
 
 
 def read_settings(directory: Path) -> SentenceSettings:
-    """From those files that are there. Raises ModelSourceError: one makes no sense."""
-    prompts_path = directory / "config_sentence_transformers.json"
-    prompts = structure(read_json(prompts_path, missing_ok=True), _Prompts, prompts_path)
+    """From those files that are there.
+
+    Raises:
+      ModelSourceError: one makes no sense.
+      ModelNotSupportedError: embeddings are compared in a way that is not supported.
+    """
+    config_path = directory / "config_sentence_transformers.json"
+    config = structure(read_json(config_path, missing_ok=True), _Config, config_path)
     path = next((directory / name for name in _SETTINGS_FILES if (directory / name).is_file()), None)
     settings = structure(read_json(path), _Settings, path) if path else _Settings()
-    if prompts.default_prompt_name not in {None, *prompts.prompts}:
+    if config.default_prompt_name not in {None, *config.prompts}:
         raise ModelSourceError(
-            f"{prompts_path}: default_prompt_name must be one of {', '.join(prompts.prompts)}, "
-            f"got {prompts.default_prompt_name!r}."
+            f"{config_path}: default_prompt_name must be one of {', '.join(config.prompts)}, "
+            f"got {config.default_prompt_name!r}."
+        )
+    known = get_args(Similarity)
+    if config.similarity_fn_name not in {None, *known}:
+        raise ModelNotSupportedError(
+            f"{config_path}: similarity_fn_name must be one of {', '.join(known)}, "
+            f"got {config.similarity_fn_name!r}."
         )
     return SentenceSettings(
         max_seq_length=settings.max_seq_length,
         lower_case=settings.do_lower_case,
-        prompts=prompts.prompts,
-        default_prompt=prompts.default_prompt_name,
+        prompts=config.prompts,
+        default_prompt=config.default_prompt_name,
+        similarity=cast("Similarity", config.similarity_fn_name or "cosine"),
     )
 
 
