@@ -28,6 +28,7 @@ from trioserve.server.responses.store import StoreLimits
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from trioserve.async_llm import AsyncLLM
     from trioserve.server.responses.background import Background
 
 __all__ = ["BACKGROUND", "HTTP", "WITHOUT_SEED", "HttpKind", "Site", "open_site"]
@@ -40,7 +41,15 @@ class HttpKind:
     name: str
     path: str
     body: dict[str, Any]
-    expected: Callable[[EngineWorld], Awaitable[object]]
+    expected: Callable[[Any], Awaitable[object]]
+
+    def request(self) -> bytes:
+        headers = ("content-type: application/json", "connection: close")
+        return post(self.path, json.dumps(self.body).encode(), *headers)
+
+    def result_in(self, response: bytes) -> object:
+        """The texts by choice; None if the response is not complete, or no success."""
+        return _texts_in(response)
 
 
 _CHAT_PATH, _COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
@@ -129,28 +138,26 @@ class Site:
             await self._app(scope, receive, send)
 
     async def ask(self, kind: HttpKind, target: Target) -> object:
-        """The texts by choice; None if the response is not complete, or no success."""
+        """What `kind` sees in the response; None if there is none."""
         self._target = target
         client = Client(trio.SocketStream(trio.socket.socket()))
         target.leave = client.close
-        headers = ("content-type: application/json", "connection: close")
-        request = post(kind.path, json.dumps(kind.body).encode(), *headers)
         try:
             await client.stream.socket.connect(self._address)
-            await client.send(request)
-            texts = _texts_in(await client.read_to_end())
+            await client.send(kind.request())
+            result = kind.result_in(await client.read_to_end())
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            texts = None
+            result = None
         finally:
             client.close()
         await target.ended.wait()  # a server notices a little later that its client has left
-        return texts
+        return result
 
 
 @asynccontextmanager
-async def open_site(world: EngineWorld) -> AsyncIterator[Site]:
+async def open_site(llm: AsyncLLM) -> AsyncIterator[Site]:
     listener = socket.create_server(("127.0.0.1", 0))
-    site = Site(create_app(world.llm), listener.getsockname())
+    site = Site(create_app(llm), listener.getsockname())
     serve = partial(serve_http, site, [listener], HttpLimits(), shutdown=trio.Event(), access_log=False)
     async with trio.open_nursery() as nursery:
         await nursery.start(serve)

@@ -301,7 +301,8 @@ class CoreWorld(EngineWorld):
         return now.running + now.waiting
 
     async def rest(self) -> None:
-        """A round trip: what was sent before it has arrived, and the figures are newer."""
+        """What was aborted in a step is free when that is back; and the figures are newer than that."""
+        await self.llm.wait_for_requests_to_drain(10)
         await self.llm.check_health()
         if not self._is_process:
             await wait_all_tasks_blocked()

@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import av
+import httpx2
 import numpy as np
 
 
@@ -59,3 +60,10 @@ def video_without_sound() -> bytes:
             output.mux(stream.encode(av.VideoFrame(64, 64, "yuv420p")))
         output.mux(stream.encode(None))
     return file.getvalue()
+
+
+def form(file: bytes | None, **fields: Any) -> tuple[bytes, dict[str, str]]:
+    """A body, as httpx writes it, and its headers. A field with a list occurs several times."""
+    files = None if file is None else {"file": ("clip.wav", file, "audio/wav")}
+    request = httpx2.Request("POST", "http://x", data=fields, files=files or {"none": ("x", b"")})
+    return request.read(), {"content-type": request.headers["content-type"]}

@@ -6,13 +6,12 @@ import re
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
 import trio
 import trio.testing
 
 from helpers_api import Client, Exchange, FakeLLM, Reply
-from helpers_audio import wav
+from helpers_audio import form, wav
 from helpers_speech import TOKENS, FakeHearing, eventually, open_hearing_llm, said
 from trioserve.server_args import ServerArgs
 
@@ -49,13 +48,6 @@ def hearing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opener:
                 nursery.cancel_scope.cancel()
 
     return open_hearing
-
-
-def form(file: bytes | None = CLIP, **fields: Any) -> tuple[bytes, dict[str, str]]:
-    """A body, as httpx writes it, and its headers. A field with a list occurs several times."""
-    files = None if file is None else {"file": ("clip.wav", file, "audio/wav")}
-    request = httpx2.Request("POST", "http://x", data=fields, files=files or {"none": ("x", b"")})
-    return request.read(), {"content-type": request.headers["content-type"]}
 
 
 async def send(client: Any, path: str = TRANSCRIPTIONS, file: bytes | None = CLIP, **fields: Any) -> Reply:
@@ -150,7 +142,7 @@ async def test_a_stream_has_openais_events(hearing: Opener) -> None:
 
 async def test_an_error_ends_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_hearing_llm(tmp_path, monkeypatch) as fake, trio.open_nursery() as nursery:
-        body, headers = form(stream="true", language="en")
+        body, headers = form(CLIP, stream="true", language="en")
         exchange = Exchange(Client(fake.llm).app, "POST", TRANSCRIPTIONS, body, headers)  # type: ignore[arg-type]
         nursery.start_soon(exchange.run)
         await eventually(lambda: fake.client.added)
@@ -184,7 +176,7 @@ async def test_a_client_that_leaves_ends_everything(
 
 async def test_an_abort_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_hearing_llm(tmp_path, monkeypatch) as fake, trio.open_nursery() as nursery:
-        body, headers = form(language="en", request_id="mine")
+        body, headers = form(CLIP, language="en", request_id="mine")
         exchange = Exchange(Client(fake.llm).app, "POST", TRANSCRIPTIONS, body, headers)  # type: ignore[arg-type]
         nursery.start_soon(exchange.run)
         await eventually(lambda: fake.client.added)

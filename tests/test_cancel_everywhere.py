@@ -342,7 +342,7 @@ async def test_a_task_that_outlives_its_response_is_found(
 
     monkeypatch.setattr(App, "__call__", serve_and_leak)
     (kind,) = [kind for kind in HTTP if kind.name == "chat, stream"]
-    async with ScriptedWorld.open(tmp_path, monkeypatch) as world, open_site(world) as site:
+    async with ScriptedWorld.open(tmp_path, monkeypatch) as world, open_site(world.llm) as site:
         with pytest.raises(LeakError, match=r"'tasks': \['the leaked task'\]"):
             await cancel_everywhere("HTTP", world, partial(site.ask, kind), await kind.expected(world))
 

@@ -56,7 +56,7 @@ async def test_over_http(
         world = CoreWorld(llm, is_process=False)
         expected = await kind.expected(world)
         moments = (WAITING, RESUMING) if kind.body.get("stream") else (WAITING, RESUMING, BETWEEN)
-        async with open_site(world) as site:
+        async with open_site(world.llm) as site:
             ask = partial(site.ask, kind)
             tell(
                 record_property,

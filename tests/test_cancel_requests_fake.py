@@ -53,7 +53,7 @@ async def test_in_the_background(
 async def test_over_http(
     kind: HttpKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:
-    async with ScriptedWorld.open(tmp_path, monkeypatch) as world, open_site(world) as site:
+    async with ScriptedWorld.open(tmp_path, monkeypatch) as world, open_site(world.llm) as site:
         expected = await kind.expected(world)
         ask = partial(site.ask, kind)
         moments = (WAITING, RESUMING, LEAVING)

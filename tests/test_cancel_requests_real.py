@@ -74,7 +74,7 @@ async def cover_kind(world: CoreWorld, kind: Kind) -> list[Coverage]:
 
 async def cover_http(world: CoreWorld, kind: HttpKind) -> list[Coverage]:
     expected = await kind.expected(world)
-    async with open_site(world) as site:
+    async with open_site(world.llm) as site:
         return await cover(f"HTTP: {kind.name}", world, partial(site.ask, kind), expected, LEAVING)
 
 

@@ -92,11 +92,16 @@ class World:
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     @asynccontextmanager
-    async def open_world(*, answers: bool = True, **options: Any) -> AsyncIterator[World]:
+    async def open_world(
+        *, answers: bool = True, keep_alive_timeout: float = 30.0, **options: Any
+    ) -> AsyncIterator[World]:
         async with open_hearing_llm(tmp_path, monkeypatch, served_model_name=MODEL) as fake:
             hearing = FakeHearing(fake, numbered)
             app = create_app(fake.llm, ServerArgs(**options))
-            async with serving(app, keep_alive_timeout=0.1) as server, trio.open_nursery() as nursery:
+            async with (
+                serving(app, keep_alive_timeout=keep_alive_timeout) as server,
+                trio.open_nursery() as nursery,
+            ):
                 if answers:
                     nursery.start_soon(hearing.answer)
                 yield World(server, hearing)
