@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import socket
-import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,9 +23,10 @@ from trioserve.audio.limits import AudioLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MODEL = "whisper-tiny.en"
+SPOKEN = Path(__file__).parent / "data" / "speech"
+"""By espeak-ng; and what transformers hears."""
 
 
 @pytest.fixture(scope="module")
@@ -176,13 +178,23 @@ def test_words_have_times(client: openai.OpenAI, clip: bytes) -> None:
     assert 7.5 < better.start < better.end < 9.97
 
 
-def test_other_languages(tmp_path: Path) -> None:
+def test_spoken_sentences_are_heard_as_by_transformers(client: openai.OpenAI) -> None:
+    """Ten, by espeak-ng, in OGG: the texts, and where they end."""
+    expected = json.loads((SPOKEN / "transformers.json").read_text())
+    for number, (text, ends) in enumerate(zip(expected["texts"], expected["segment_ends"], strict=True)):
+        file = SPOKEN / f"english-{number}.ogg"
+        heard = client.audio.transcriptions.create(file=file, model=MODEL, response_format="verbose_json")
+        assert heard.text == text
+        assert heard.segments is not None
+        assert [segment.end for segment in heard.segments] == pytest.approx(ends, abs=0.1)
+
+
+def test_other_languages() -> None:
     """The language is found, and translated from."""
-    file = tmp_path / "spoken.wav"
-    sentence = "Buenos días. Mi hermana vive en una casa pequeña cerca del mar."
-    subprocess.run(["espeak-ng", "-v", "es", "-s", "130", "-w", file, sentence], check=True)
     with LLM(model="whisper-base", dtype="float32", threads=2) as llm:
-        (found,) = llm.transcribe(file, use_tqdm=False)
+        (found,) = llm.transcribe(SPOKEN / "spanish.ogg", use_tqdm=False)
+        sentence = "Buenos días. Mi hermana vive en una casa pequeña cerca del mar."
         assert (found.language, found.text) == ("es", sentence)
-        (found,) = llm.transcribe(file, TranscriptionParams(task="translate"), use_tqdm=False)
+        params = TranscriptionParams(task="translate")
+        (found,) = llm.transcribe(SPOKEN / "spanish.ogg", params, use_tqdm=False)
         assert found.text.endswith("lives in a small house near the sea.")

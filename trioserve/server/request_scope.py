@@ -23,7 +23,7 @@ from trioserve.server.deadlines import TIMEOUT_HEADER, RequestDeadline, TimeLimi
 from trioserve.server.errors import shutting_down
 from trioserve.server.keep_alive import KeepAliveSender
 from trioserve.server.request_stream import SEND_NOW
-from trioserve.server.sse import StreamingBody
+from trioserve.server.sse import FrameBody
 from trioserve.server.websocket.scope import ScopedWebsocket, WebsocketConnection
 
 if TYPE_CHECKING:
@@ -154,13 +154,13 @@ class _ScopedConnection(TrioASGIHTTPConnection):
                 await _send_part(send, part)
             return True
         async with response.response as body:
-            if isinstance(body, StreamingBody):
+            if isinstance(body, FrameBody):
                 return await self._send_events(body, request)
             async for part in body:
                 await _send_part(send, part)
         return True
 
-    async def _send_events(self, body: StreamingBody, request: ScopedRequest) -> bool:
+    async def _send_events(self, body: FrameBody, request: ScopedRequest) -> bool:
         with request.deadline.open_scope():
             await self._sender.send_all(body, body.forward)
             return True

@@ -1,22 +1,17 @@
-"""Server-sent events from an object that is asked for one frame after the other.
-
-The body is a class and not an async generator: a generator that was never started does not run its cleanup,
-and what must end with the request belongs on the request's stack (`request_scope`).
-"""
+"""Server-sent events from an object that is asked for one frame after the other."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from quart import Response
-from quart.wrappers.response import ResponseBody
+
+from trioserve.server.streamed_body import StreamedBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
-__all__ = ["ForwardingSource", "FrameSource", "StreamingBody", "sse_response"]
+__all__ = ["ForwardingSource", "FrameBody", "FrameSource", "sse_response"]
 
 
 class FrameSource(Protocol):
@@ -38,8 +33,8 @@ class ForwardingSource(FrameSource, Protocol):
         nothing."""
 
 
-class StreamingBody(ResponseBody):
-    """A response body that makes one write of each frame. Owns nothing.
+class FrameBody(StreamedBody):
+    """One that makes one write of each frame.
 
     Ended from outside, it can still be given a proper end: `last_frames`.
     """
@@ -48,20 +43,6 @@ class StreamingBody(ResponseBody):
         self._source = source
         self.forward = source.forward if isinstance(source, ForwardingSource) else None
         """Of the source, if it has that."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> bytes:
         frame = await self._source.next_frame()
@@ -77,8 +58,6 @@ class StreamingBody(ResponseBody):
 def sse_response(source: FrameSource) -> Response:
     """A response of `source`'s frames, each a whole number of events, with no limit on its time."""
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    response = Response(
-        StreamingBody(source), headers=headers, content_type="text/event-stream; charset=utf-8"
-    )
+    response = Response(FrameBody(source), headers=headers, content_type="text/event-stream; charset=utf-8")
     response.timeout = None
     return response

@@ -8,16 +8,16 @@ that reads slowly has the server hold the values (3 MB), and not their text.
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 from quart import Response
-from quart.wrappers.response import ResponseBody
+
+from trioserve.server.streamed_body import StreamedBody
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
-    from types import TracebackType
 
 __all__ = ["bytes_reply", "encode_each", "large_json_reply"]
 
@@ -83,25 +83,11 @@ def _in_pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-class _Body(ResponseBody):
-    """Makes a piece when the one before has been sent; a checkpoint before each. Owns nothing."""
+class _Body(StreamedBody):
+    """Makes a piece when the one before has been sent; a checkpoint before each."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> bytes:
         await trio.lowlevel.checkpoint()
