@@ -193,8 +193,9 @@ def test_other_languages() -> None:
     """The language is found, and translated from."""
     with LLM(model="whisper-base", dtype="float32", threads=2) as llm:
         (found,) = llm.transcribe(SPOKEN / "spanish.ogg", use_tqdm=False)
-        sentence = "Buenos días. Mi hermana vive en una casa pequeña cerca del mar."
-        assert (found.language, found.text) == ("es", sentence)
+        words = " ".join(re.findall(r"\w+", found.text.lower()))
+        assert found.language == "es"
+        assert words == "buenos días mi hermana vive en una casa pequeña cerca del mar"
         params = TranscriptionParams(task="translate")
         (found,) = llm.transcribe(SPOKEN / "spanish.ogg", params, use_tqdm=False)
-        assert found.text.endswith("lives in a small house near the sea.")
+        assert found.text.endswith("lives in a small house near the sea.")  # as by transformers
