@@ -31,7 +31,18 @@ if TYPE_CHECKING:
 
 KEY = "sk-clients"
 
-SERVERS = {"TEXT": "smollm2-135m", "TOOLS": "qwen2.5-coder-0.5b", "EMBEDDINGS": "minilm-l6"}
+SERVERS = {
+    "TEXT": "smollm2-135m",
+    "TOOLS": "qwen2.5-coder-0.5b",
+    "EMBEDDINGS": "minilm-l6",
+    "SPEECH": "whisper-tiny.en",
+}
+
+ASKED_BY = {
+    "EMBEDDINGS": {"openai_python", "langchain_standard", "litellm_python", "cohere_python"},
+    "SPEECH": {"openai_python"},
+}
+"""Servers that are only there for some clients."""
 
 FLAGS = ("--kv-cache-memory", "1GiB", "--api-key", KEY, "--log.access", "false")
 
@@ -55,7 +66,8 @@ def main() -> int:
     installed = [install(client, arguments.cache) for client in clients]
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(serve(flags_of(model, arguments))) for name, model in SERVERS.items()
+            name: stack.enter_context(serve(flags_of(SERVERS[name], arguments)))
+            for name in servers_for({client.name for client in clients})
         }
         environment = environment_of(servers)
         results = [
@@ -104,6 +116,10 @@ def install(client: Client, cache: Path) -> float | None:
     began = time.perf_counter()
     client.install(cache)
     return time.perf_counter() - began
+
+
+def servers_for(clients: set[str]) -> list[str]:
+    return [name for name in SERVERS if ASKED_BY.get(name, clients) & clients]
 
 
 def flags_of(model: str, arguments: argparse.Namespace) -> list[str]:

@@ -1,6 +1,6 @@
 """Greedy output equals transformers' on the same weights, token for token in float32, however it is run.
 
-Steps are planned ahead throughout, except where a mode says otherwise.
+Steps are planned ahead throughout, except where a test says otherwise.
 """
 
 from __future__ import annotations
@@ -160,16 +160,17 @@ async def test_alone_then_in_a_batch_that_grows_then_with_prefix_hits(case: Case
         judge.check(await generate_all(llm, case, judge.prompts))
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        {},
-        {"async_scheduling": False, "enable_prefix_caching": False},
-        {"speculative_config": NGRAM},
-    ],
-    ids=["planned ahead", "not planned ahead", "speculative"],
-)
+@pytest.mark.parametrize("mode", [{}, {"speculative_config": NGRAM}], ids=["plain", "speculative"])
 async def test_with_chunked_prefill_and_preemption(case: Case, judge: Judge, mode: dict[str, Any]) -> None:
+    await preempt(case, judge, mode)
+
+
+@pytest.mark.parametrize("case", CASES[:1], indirect=True, ids=lambda case: case.model)
+async def test_the_same_without_planning_ahead(case: Case, judge: Judge) -> None:
+    await preempt(case, judge, {"async_scheduling": False, "enable_prefix_caching": False})
+
+
+async def preempt(case: Case, judge: Judge, mode: dict[str, Any]) -> None:
     async with new_llm(case, **case.room, **mode) as llm:
         judge.check(await generate_all(llm, case, judge.prompts))
         assert llm.metrics.totals().preemptions > 0

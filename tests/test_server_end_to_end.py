@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from served import MODEL, STEADY, ServedModel, wait_for
+from served import MODEL, STEADY, ServedModel, served, wait_for
 from trioserve import LLM, SamplingParams
 
 if TYPE_CHECKING:
@@ -199,11 +199,16 @@ def test_the_sdks_own_ways_of_leaving_free_the_engine(server: ServedModel, clien
     server.wait_until_idle()
 
 
-def test_the_api_process_is_small_and_has_no_torch(server: ServedModel, client: openai.OpenAI) -> None:
-    client.chat.completions.create(messages=QUESTION, **GREEDY)
-    process = Path("/proc") / str(server.process.pid)
-    resident = next(
-        line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM")
-    )
-    assert int(resident.split()[1]) < 170_000  # kB, with what the tests put in to check its answers
-    assert "libtorch" not in (process / "maps").read_text()
+def test_the_api_process_is_small_and_has_no_torch(tmp_path: Path) -> None:
+    """One of its own, that has had no other tests' requests."""
+    with (
+        served(tmp_path, ["--dtype", STEADY]) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        client.chat.completions.create(messages=QUESTION, **GREEDY)
+        process = Path("/proc") / str(server.process.pid)
+        resident = next(
+            line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM")
+        )
+        assert int(resident.split()[1]) < 170_000  # kB, with what the tests put in to check its answers
+        assert "libtorch" not in (process / "maps").read_text()

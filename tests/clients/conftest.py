@@ -39,10 +39,16 @@ def embeddings() -> Endpoint:
     return _endpoint("EMBEDDINGS")
 
 
+@pytest.fixture(scope="session")
+def speech() -> Endpoint:
+    """A model that hears."""
+    return _endpoint("SPEECH")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """When a client is done, so is the server."""
     yield
-    for name in ("text", "tools", "embeddings"):
+    for name in ("text", "tools", "embeddings", "speech"):
         if name in request.fixturenames:
             request.getfixturevalue(name).wait_until_idle()
