@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,10 @@ def test_stream(client: openai.OpenAI, speech: Endpoint) -> None:
 def test_many_at_a_time(speech: Endpoint) -> None:
     async def hear() -> list[str]:
         async with openai.AsyncOpenAI(base_url=speech.api, api_key=speech.key, max_retries=0) as client:
-            heard = [client.audio.transcriptions.create(model=speech.model, file=file) for file in FILES]
-            return [each.text for each in await asyncio.gather(*heard)]
+            ask = partial(
+                client.audio.transcriptions.create, model=speech.model, response_format="verbose_json"
+            )
+            return [heard.text for heard in await asyncio.gather(*(ask(file=file) for file in FILES))]
 
     assert asyncio.run(hear()) == TEXTS
 
@@ -78,5 +81,8 @@ def test_errors(client: openai.OpenAI, speech: Endpoint) -> None:
     with pytest.raises(openai.BadRequestError, match="file must be WAV") as caught:
         client.audio.transcriptions.create(model=speech.model, file=("talk.mp3", b"These are words. " * 99))
     assert caught.value.param == "file"
-    with pytest.raises(openai.BadRequestError, match="knows English alone"):
+    with (
+        pytest.raises(openai.BadRequestError, match="knows English alone"),
+        pytest.warns(DeprecationWarning, match="deprecated"),
+    ):
         client.audio.translations.create(model=speech.model, file=FILES[0])
