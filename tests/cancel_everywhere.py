@@ -22,6 +22,7 @@ import attrs
 import trio
 
 from conftest import Belongings
+from trioserve.nurseries import ungrouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ __all__ = [
     "LEAVING",
     "RESUMING",
     "WAITING",
+    "BesideANeighbour",
     "Coverage",
     "LeakError",
     "Moment",
@@ -187,6 +189,27 @@ class World(Protocol):
 
     async def rest(self) -> None:
         """Let what is still on its way arrive."""
+
+
+class BesideANeighbour:
+    """The part of a world that runs a request with a neighbour."""
+
+    is_enough = False
+    """The neighbour is to end."""
+
+    async def run_beside(self, request: Callable[[], Awaitable[object]]) -> object:
+        """See `World`."""
+        self.is_enough = False
+        with ungrouped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._be_a_neighbour)
+                result = await request()
+                self.is_enough = True
+        return result
+
+    async def _be_a_neighbour(self) -> None:
+        """Ask for the same again and again, until it is enough. Raises LeakError: something else came."""
+        raise NotImplementedError
 
 
 Scenario = Callable[[Target], Awaitable[object]]

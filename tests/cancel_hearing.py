@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from cancel_everywhere import ABORTED, LeakError
+from cancel_everywhere import ABORTED, BesideANeighbour, LeakError
 from cancel_http import HttpKind
 from cancel_kinds import Kind
 from helpers_audio import encode, form, silence, wav
@@ -21,10 +21,9 @@ from helpers_http import post
 from helpers_speech import FakeHearing, open_hearing_llm, said
 from trioserve import TranscriptionParams
 from trioserve.frontend.window_run import CutShortError
-from trioserve.nurseries import ungrouped
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
     import pytest
@@ -39,25 +38,15 @@ _WORD = " So."
 _ONE_BEAM = TranscriptionParams(temperature=(0,), beam_width=1)
 
 
-class HearingWorld:
+class HearingWorld(BesideANeighbour):
     """A `cancel_everywhere.World` in which every window says the same."""
 
     def __init__(self, hearing: FakeHearing) -> None:
         self.llm = hearing.fake.llm
         self._client = hearing.fake.client
-        self._is_enough = False
-
-    async def run_beside(self, request: Callable[[], Awaitable[object]]) -> object:
-        self._is_enough = False
-        with ungrouped():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._be_a_neighbour)
-                result = await request()
-                self._is_enough = True
-        return result
 
     async def _be_a_neighbour(self) -> None:
-        while not self._is_enough:
+        while not self.is_enough:
             async with self.llm.transcribe(_CLIP) as stream:
                 heard = await stream.finish()
             if heard.text != _WORD.strip():

@@ -172,6 +172,16 @@ def own_children() -> Callable[[], set[int]]:
     return lambda: set(_children()) - others
 
 
+@pytest.fixture
+def same_number_of_threads() -> Iterator[None]:
+    """Of torch's, afterwards as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """One server of the default model, for all tests that do not end it. It ends as a server should."""

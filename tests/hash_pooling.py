@@ -11,17 +11,16 @@ from trio.testing import wait_all_tasks_blocked
 
 import trioserve.async_llm
 from byte_tokenizer import save_byte_tokenizer
-from cancel_everywhere import LeakError
+from cancel_everywhere import BesideANeighbour, LeakError
 from helpers_pooling import EMBEDDER, hash_of, pooling_model
 from trioserve.args import EngineArgs
 from trioserve.async_llm import AsyncLLM
 from trioserve.link import core_server
-from trioserve.nurseries import ungrouped
 from trioserve.pooling_params import PoolingParams
 from trioserve.worker.pooling_batch import PooledSequence
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
     from contextlib import ExitStack
     from pathlib import Path
 
@@ -125,26 +124,16 @@ async def open_hash_pooling_llm(
         yield llm
 
 
-class PoolingWorld:
+class PoolingWorld(BesideANeighbour):
     """A `cancel_everywhere.World` over a core that pools."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self.llm = llm
-        self._is_enough = False
-
-    async def run_beside(self, request: Callable[[], Awaitable[object]]) -> object:
-        self._is_enough = False
-        with ungrouped():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._be_a_neighbour)
-                result = await request()
-                self._is_enough = True
-        return result
 
     async def _be_a_neighbour(self) -> None:
         params = PoolingParams(task="embed")
         expected = hash_of(list(_NEIGHBOUR.encode()), [], params, EMBEDDER).tolist()
-        while not self._is_enough:
+        while not self.is_enough:
             output = await self.llm.encode(_NEIGHBOUR)
             if output.outputs.tolist() != expected:
                 raise LeakError("a neighbour got something else")

@@ -25,19 +25,14 @@ if TYPE_CHECKING:
     from trioserve.audio_input import AudioInput
     from trioserve.config import ResolvedModel
 
+pytestmark = pytest.mark.usefixtures("same_number_of_threads")
+
 PROMPT = [3, 4]
 EOS = (2, 54, 58, 87)
 """Enough of them that a random model comes to one."""
 MOST = 24
 NUM_BLOCKS = 4 * 16
 GREEDY = SamplingParams(temperature=0, max_tokens=MOST, logprobs=0)
-
-
-@pytest.fixture(autouse=True)
-def _same_number_of_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -30,15 +30,10 @@ if TYPE_CHECKING:
     from trioserve.config import ResolvedModel
     from trioserve.worker.batch import ScheduledSequence
 
+pytestmark = pytest.mark.usefixtures("same_number_of_threads")
+
 BLOCKS_PER_TEXT = 16
 TEXT = [3, 60, 7, 99, 12, 31, 8, 77, 5]
-
-
-@pytest.fixture(autouse=True)
-def _same_number_of_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

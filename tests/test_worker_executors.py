@@ -24,19 +24,14 @@ if TYPE_CHECKING:
 
 needs_native = pytest.mark.skipif(not TIERS, reason="no native kernels were built")
 
+pytestmark = pytest.mark.usefixtures("same_number_of_threads")
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("tiny")
     tiny_llama().save_pretrained(directory)
     return directory
-
-
-@pytest.fixture(autouse=True)
-def _same_number_of_threads() -> Any:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

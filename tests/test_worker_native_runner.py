@@ -30,18 +30,14 @@ if TYPE_CHECKING:
     from trioserve.config import ResolvedModel
     from trioserve.core.stats import CoreStats
 
-pytestmark = pytest.mark.skipif(not TIERS, reason="no native kernels were built")
+pytestmark = [
+    pytest.mark.skipif(not TIERS, reason="no native kernels were built"),
+    pytest.mark.usefixtures("same_number_of_threads"),
+]
 
 _LENGTH = 24
 Told = tuple[list[int], list[float]]
 """Tokens, and the logprobs of each and of the two likeliest beside it."""
-
-
-@pytest.fixture(autouse=True)
-def _same_number_of_threads() -> Any:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=TIERS)
