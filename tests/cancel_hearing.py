@@ -20,7 +20,7 @@ from helpers_audio import encode, form, silence, wav
 from helpers_http import post
 from helpers_speech import FakeHearing, open_hearing_llm, said
 from trioserve import TranscriptionParams
-from trioserve.frontend.window_run import CutShortError
+from trioserve.errors import UnfinishedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -89,7 +89,7 @@ async def _transcribe(
         try:
             async with world.llm.transcribe(audio, params, request_id="mine") as stream:
                 parts = [update.text async for update in stream]
-        except CutShortError:
+        except UnfinishedError:
             return ABORTED
         return "".join(parts)
     return None

@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 from fake_engine import FakeEngine, open_fake_llm
 from helpers_api import Client, Exchange
 from helpers_pooling import CLASSIFIER, CROSS_ENCODER, EMBEDDER, hash_of, pooling_model
+from trioserve.outputs import FinishReason
 from trioserve.pooling_params import PoolingParams
 
 if TYPE_CHECKING:
@@ -125,3 +126,27 @@ async def test_a_client_that_leaves_ends_all_of_its_texts(open_pooling: Open, pa
             exchange.leave()
         assert len(sent) == 2
         assert sorted(engine.client.aborted) == sorted(sent)
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "code"),
+    [
+        (FinishReason.ABORT, 503, "aborted"),
+        (FinishReason.DEADLINE, 504, "deadline_exceeded"),
+        (FinishReason.ERROR, 500, None),
+    ],
+)
+async def test_why_a_text_has_no_result(
+    open_pooling: Open, reason: FinishReason, status: int, code: str | None
+) -> None:
+    async with open_pooling(EMBEDDER) as engine, trio.open_nursery() as nursery:
+        engine.client.pools_as = None
+        app = Client(engine.llm).app  # type: ignore[arg-type]
+        body = json.dumps({"input": ["a", "b"]}).encode()
+        exchange = Exchange(app, "POST", "/v1/embeddings", body, {"content-type": "application/json"})
+        nursery.start_soon(exchange.run)
+        await wait_all_tasks_blocked()
+        engine.client.emit_pooled(engine.client.texts[1], None, reason)
+        await wait_all_tasks_blocked()
+        exchange.leave()
+    assert (exchange.reply.status, exchange.reply.error["code"]) == (status, code)

@@ -27,9 +27,8 @@ from trioserve import AudioPrompt, InvalidRequestError, OverloadedError, Samplin
 from trioserve.audio.limits import AudioLimits
 from trioserve.audio.speech import Speech
 from trioserve.audio_input import SpeechSearch
-from trioserve.errors import EngineDeadError
+from trioserve.errors import EngineDeadError, UnfinishedError
 from trioserve.frontend.speech_words import find_words
-from trioserve.frontend.window_run import CutShortError
 from trioserve.outputs import FinishReason
 
 if TYPE_CHECKING:
@@ -362,7 +361,7 @@ async def test_an_abort_by_name_ends_all_of_it(
     async with open_hearing_llm(tmp_path, monkeypatch) as fake:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_abort_soon, fake)
-            with pytest.raises(CutShortError) as caught:
+            with pytest.raises(UnfinishedError) as caught:
                 async with fake.llm.transcribe(speech(50), params, request_id="mine") as stream:
                     await stream.finish()
         assert caught.value.reason is FinishReason.ABORT

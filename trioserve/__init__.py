@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from trioserve.errors import OverloadedError as OverloadedError
     from trioserve.errors import PromptTooLongError as PromptTooLongError
     from trioserve.errors import TrioserveError as TrioserveError
+    from trioserve.errors import UnfinishedError as UnfinishedError
     from trioserve.frontend.prompts import AudioPrompt as AudioPrompt
     from trioserve.frontend.prompts import PairPrompt as PairPrompt
     from trioserve.frontend.prompts import TextPrompt as TextPrompt
@@ -99,6 +100,7 @@ _HOMES = {
         "OverloadedError",
         "PromptTooLongError",
         "TrioserveError",
+        "UnfinishedError",
     ),
     "trioserve.frontend.prompts": (
         "AudioPrompt",

@@ -10,12 +10,18 @@ TrioserveError
 ├─ EngineStartError      the engine core did not come up
 ├─ EngineDeadError       the engine core is gone; none of its requests can succeed (HTTP 500)
 ├─ EngineGenerateError   this one request failed inside the engine                 (HTTP 500)
+│  └─ UnfinishedError     it was aborted, its deadline passed, or it failed
 ├─ OverloadedError       the engine takes no more at present; later it may       (HTTP 503)
 │  └─ EngineRestartingError  it died, and the next one is not ready yet          (HTTP 503)
 └─ ClosedError           the LLM was used after it was closed
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trioserve.outputs import FinishReason
 
 __all__ = [
     "ClosedError",
@@ -31,6 +37,7 @@ __all__ = [
     "OverloadedError",
     "PromptTooLongError",
     "TrioserveError",
+    "UnfinishedError",
 ]
 
 
@@ -89,6 +96,14 @@ class EngineDeadError(TrioserveError, RuntimeError):
 
 class EngineGenerateError(TrioserveError, RuntimeError):
     """One request failed inside the engine core; the engine and the other requests go on."""
+
+
+class UnfinishedError(EngineGenerateError):
+    """What was asked for has no result, or a part of one: `reason` is ABORT, DEADLINE or ERROR."""
+
+    def __init__(self, message: str, *, reason: FinishReason) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class OverloadedError(TrioserveError, RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trioserve.errors import EngineGenerateError
+from trioserve.errors import UnfinishedError
 from trioserve.frontend.completion import Completion
 from trioserve.outputs import FinishReason
 from trioserve.sampling_params import RequestOutputKind, SamplingParams
@@ -39,8 +39,7 @@ class PooledCompletion(Completion):
         self.finish(text.finish_reason)
 
 
-def no_result(reason: FinishReason) -> EngineGenerateError:
+def no_result(reason: FinishReason) -> UnfinishedError:
     """What a request raises of which a text has ended without a result."""
-    return EngineGenerateError(
-        f"A text was not pooled: {_REASONS.get(reason, 'it failed inside the engine')}."
-    )
+    why = _REASONS.get(reason, "it failed inside the engine")
+    return UnfinishedError(f"A text was not pooled: {why}.", reason=reason)

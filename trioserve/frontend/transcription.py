@@ -28,7 +28,7 @@ from trioserve.frontend.speech_segments import cut_at_timestamps, unheard_from
 from trioserve.frontend.speech_tokens import SpeechTokens
 from trioserve.frontend.speech_words import find_words
 from trioserve.frontend.transcription_outputs import SpeechSegment, Transcription, TranscriptionUpdate
-from trioserve.frontend.window_run import CutShortError, EngineAccess, WindowRun
+from trioserve.frontend.window_run import EngineAccess, WindowRun, cut_short
 from trioserve.validators import shown
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class TranscriptionStream:
           InvalidRequestError: it is no audio, is too much of it, or the model does not know the language.
           OverloadedError: there is no room for it in the engine at present.
           EngineDeadError: the engine core is gone.
-          CutShortError: the engine did not come to the end.
+          UnfinishedError: the engine did not come to the end.
         """
         if self._opened:
             raise ClosedError("A transcription can be opened once.")
@@ -200,7 +200,7 @@ class TranscriptionStream:
         completion = output.outputs[0]
         if not completion.token_ids:
             assert completion.finish_reason is not None
-            raise CutShortError(completion.finish_reason)
+            raise cut_short(completion.finish_reason)
         try:
             finding.send(Answer(token_ids=completion.token_ids, logprobs=()))
         except StopIteration as found:
@@ -251,7 +251,7 @@ class TranscriptionStream:
         """What is new: text that is not empty, or segments.
 
         Raises:
-          CutShortError: the engine did not come to the end of a window.
+          UnfinishedError: the engine did not come to the end of a window.
           EngineDeadError: the engine core is gone.
         """
         await trio.lowlevel.checkpoint()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from trioserve.errors import EngineGenerateError
+from trioserve.errors import UnfinishedError
 from trioserve.frontend.detokenizer import Detokenizer
 from trioserve.frontend.hearing import Answer
 from trioserve.frontend.input_processor import Routing
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
     from trioserve.frontend.hearing import Heard, Hearing, Listener, Question
     from trioserve.outputs import RequestOutput, TokenLogprobs
 
-__all__ = ["CutShortError", "EngineAccess", "WindowRun"]
+__all__ = ["EngineAccess", "WindowRun", "cut_short"]
 
 _CUT_SHORT = {FinishReason.ABORT, FinishReason.ERROR, FinishReason.DEADLINE}
 
 
-class CutShortError(EngineGenerateError):
-    """A part of a transcription did not come to its end by itself."""
-
-    def __init__(self, reason: FinishReason) -> None:
-        super().__init__(f"the transcription was cut short: {reason}")
-        self.reason = reason
+def cut_short(reason: FinishReason) -> UnfinishedError:
+    """What a transcription raises of which a part did not come to its end by itself."""
+    return UnfinishedError(f"the transcription was cut short: {reason}", reason=reason)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -121,7 +118,7 @@ class WindowRun:
         """Take what the engine has said since. Not a checkpoint.
 
         Raises:
-          CutShortError: an answer is not whole.
+          UnfinishedError: an answer is not whole.
           EngineDeadError: the engine died under it.
         """
         if self._channel is None or not self._channel.has_news:
@@ -140,7 +137,7 @@ class WindowRun:
 
     def _end_answer(self, output: RequestOutput, reason: FinishReason) -> None:
         if reason in _CUT_SHORT:
-            raise CutShortError(reason)
+            raise cut_short(reason)
         question, self._question = self._question, None
         assert question is not None
         answer = Answer(token_ids=self._token_ids, logprobs=self._logprobs)

@@ -24,8 +24,8 @@ from trioserve.errors import (
     OverloadedError,
     PromptTooLongError,
     TrioserveError,
+    UnfinishedError,
 )
-from trioserve.frontend.window_run import CutShortError
 from trioserve.outputs import FinishReason
 from trioserve.server.current_request import current_request
 from trioserve.server.error_envelopes import error_object
@@ -203,18 +203,19 @@ def _check_end(reason: FinishReason | None) -> None:
         raise deadline_exceeded()
 
 
-def _why_cut_short(error: CutShortError) -> Exception:
+def _why_unfinished(error: UnfinishedError) -> Exception:
     try:
-        _check_end(error.reason)
-    except (ApiError, EngineGenerateError) as reason:
+        if error.reason is not FinishReason.ERROR:
+            _check_end(error.reason)
+    except ApiError as reason:
         return reason
     return error
 
 
 def describe(error: Exception) -> Failure:
     """What a client is told about `error`. Unforeseen ones are logged here, and hidden from clients."""
-    if isinstance(error, CutShortError):
-        error = _why_cut_short(error)
+    if isinstance(error, UnfinishedError):
+        error = _why_unfinished(error)
     match error:
         case ApiError():
             return error.failure
