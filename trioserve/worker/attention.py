@@ -6,7 +6,6 @@ import math
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
-import numpy as np
 import torch
 
 import trioserve_kernels.reference as kernels
@@ -14,6 +13,7 @@ from trioserve.worker.attention_parts import Part
 from trioserve.worker.attention_plan import Planner, new_slots, sort_key
 from trioserve.worker.kv_layout import KVCacheLayout
 from trioserve.worker.layer_groups import group_layers
+from trioserve.worker.native_buffers import mapped_zeros
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,8 +122,8 @@ class TorchAttention:
         return (2, num_blocks, self._block_size, self._config.num_kv_heads, self._config.head_dim)
 
     def _lazy_zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        # torch.zeros writes the zeros; numpy asks the system for pages that are zero once they are touched.
-        memory = np.zeros(math.prod(shape) * self._dtype.itemsize, np.uint8)
+        # Others than the system may write the zeros: torch.zeros does, and calloc where it reuses memory.
+        memory = mapped_zeros(math.prod(shape) * self._dtype.itemsize)
         return torch.from_numpy(memory).view(self._dtype).view(shape)
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from trioserve.worker.native_buffers import mapped_zeros
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -63,9 +65,10 @@ class HeardAudio:
         self._config = config
         self.seats = Seats(num_seats)
         shape = (config.num_heads, config.num_frames, config.head_dim)
-        # numpy asks the system for pages that are zero once they are touched; torch would write the zeros.
-        memory = np.zeros((num_seats, config.num_decoder_layers, 2, *shape), np.float32)
-        self._memory = torch.from_numpy(memory)
+        memory = mapped_zeros(num_seats * self.bytes_per_seat(config))
+        self._memory = torch.from_numpy(memory.view(np.float32)).view(
+            num_seats, config.num_decoder_layers, 2, *shape
+        )
 
     @staticmethod
     def bytes_per_seat(config: WhisperConfig) -> int:
