@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from trioserve.audio.splitting import Window, split_at_quiet
+from trioserve.audio.splitting import Window, most_windows, split_at_quiet
 
 RATE = 16_000
 
@@ -34,6 +34,16 @@ def test_windows_are_all_of_the_audio_once(length: int) -> None:
     assert windows[-1].end == length
     assert all(before.end == after.start for before, after in pairwise(windows))
     assert all(0 < window.end - window.start <= 30 * RATE for window in windows)
+    assert len(windows) <= most_windows(length / RATE)
+
+
+def test_no_more_windows_than_foretold() -> None:
+    """Each ends as early as it can."""
+    earliest = [25 + 25.25 * number for number in range(8)]
+    for seconds in (30, 30.5, 55, 56, 200):
+        windows = list(split_at_quiet(noise(seconds, pauses=earliest)))
+        assert len(windows) <= most_windows(seconds) <= len(windows) + 1
+    assert most_windows(30) == 1
 
 
 def test_what_fits_stays_whole() -> None:

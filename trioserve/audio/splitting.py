@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import attrs
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Window", "split_at_quiet"]
+__all__ = ["Window", "most_windows", "split_at_quiet"]
 
 _SEARCH = 5.0
 """Seconds at the end of a window in which a pause is looked for. In so many, most who speak make one between
@@ -61,6 +62,11 @@ def split_at_quiet(
         yield Window(start, end)
         start = end
     yield Window(start, len(samples))
+
+
+def most_windows(seconds: float) -> int:
+    """That `split_at_quiet` makes of so many seconds, at most."""
+    return 1 + max(0, math.ceil((seconds - MAX_AUDIO_SECONDS) / (MAX_AUDIO_SECONDS - _SEARCH)))
 
 
 def _quietest(samples: NDArray[np.float32]) -> int:

@@ -8,7 +8,6 @@ as an HTTP response needs it, and one that is not read asks nothing new of the e
 
 from __future__ import annotations
 
-import math
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -48,9 +47,6 @@ __all__ = ["Transcriber", "TranscriptionStream"]
 
 _MOST_WINDOWS = 8
 """Of one transcription under way at a time: each takes some megabytes here and there."""
-
-_WINDOW = 25.0
-"""Seconds that a window has at least, but the last one."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -171,7 +167,7 @@ class TranscriptionStream:
     async def _open(self) -> None:
         # Imported here: it needs numpy, which only a model that hears does.
         from trioserve.audio.limits import AudioLimits  # noqa: PLC0415
-        from trioserve.audio.splitting import split_at_quiet  # noqa: PLC0415
+        from trioserve.audio.splitting import most_windows, split_at_quiet  # noqa: PLC0415
 
         self._listener = self._transcriber.listener(self._params)
         self._engine = EngineAccess(
@@ -181,8 +177,7 @@ class TranscriptionStream:
         self._audio = b""  # the file is not needed any more
         self.duration = self._held.speech.duration
         self._windows = split_at_quiet(self._held.speech.samples)
-        num_windows = math.ceil(self.duration / _WINDOW)
-        self._most_windows = min(num_windows, _MOST_WINDOWS, self._transcriber.most_seats)
+        self._most_windows = min(most_windows(self.duration), _MOST_WINDOWS, self._transcriber.most_seats)
         self._place = self._transcriber.requests.admission.reserve(self._most_windows)
         self._transcriber.count_audio(self.duration)
         if self._listener.language is None:

@@ -189,33 +189,29 @@ def public_finish_reason(completion: CompletionOutput) -> str | None:
         like a whole one.
     """
     reason = completion.finish_reason
-    _check_end(reason)
+    if (error := _ended_by(reason)) is not None:
+        raise error
     return None if reason is None else str(reason)
 
 
-def _check_end(reason: FinishReason | None) -> None:
-    if reason is FinishReason.ABORT:
-        detail = ErrorDetail("The request was aborted by the server.", SERVER_ERROR, None, "aborted")
-        raise ApiError(Failure(503, detail))
-    if reason is FinishReason.ERROR:
-        raise EngineGenerateError("the completion ended with an error")
-    if reason is FinishReason.DEADLINE:
-        raise deadline_exceeded()
-
-
-def _why_unfinished(error: UnfinishedError) -> Exception:
-    try:
-        if error.reason is not FinishReason.ERROR:
-            _check_end(error.reason)
-    except ApiError as reason:
-        return reason
-    return error
+def _ended_by(reason: FinishReason | None) -> TrioserveError | None:
+    """What is told of a request that did not end by itself; None: it did, or has not ended."""
+    match reason:
+        case FinishReason.ABORT:
+            detail = ErrorDetail("The request was aborted by the server.", SERVER_ERROR, None, "aborted")
+            return ApiError(Failure(503, detail))
+        case FinishReason.ERROR:
+            return EngineGenerateError("the completion ended with an error")
+        case FinishReason.DEADLINE:
+            return deadline_exceeded()
+        case _:
+            return None
 
 
 def describe(error: Exception) -> Failure:
     """What a client is told about `error`. Unforeseen ones are logged here, and hidden from clients."""
-    if isinstance(error, UnfinishedError):
-        error = _why_unfinished(error)
+    if isinstance(error, UnfinishedError) and error.reason is not FinishReason.ERROR:
+        error = _ended_by(error.reason) or error
     match error:
         case ApiError():
             return error.failure
